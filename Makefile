@@ -1,0 +1,72 @@
+# `make demo` and `make test` need Python 3.11 or newer and make; they install everything else
+# into environments of their own beside this file.
+
+PYTHON ?= python3
+# Any torch from 2.2 on will do. On a machine without a GPU, a CPU build is a smaller download.
+TORCH ?= torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+BENCH := .venv-bench
+COUNTERPARTS := .venv-counterparts
+
+# make_venv DIR: a virtual environment with a recent pip; keeps one that is there.
+make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")' \
+	&& $(PYTHON) -m venv $(1) \
+	&& $(1)/bin/python -m pip install --quiet --upgrade pip
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format bench counterparts clean
+
+help: ## List the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+setup: $(VENV)/.stamp ## Install the library, its extras and the development tools into .venv
+
+# torch goes first: otherwise an extra's range may bring a newer and larger build than the one named.
+$(VENV)/.stamp: pyproject.toml
+	$(call make_venv,$(VENV))
+	$(BIN)/python -m pip install --quiet '$(TORCH)'
+	$(BIN)/python -m pip install --quiet --editable '.[all,dev]'
+	touch $@
+
+demo: setup ## Train a small CNN on real digits and show the run
+	$(BIN)/python examples/digits.py
+
+test: lint ## Run every check: style, types, layers, tests with coverage
+	$(BIN)/coverage erase
+	$(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+lint: setup ## Check style, types and the layers of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## Mend what the style check can mend by itself
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH)/.stamp ## Measure against cirron-sdk and the OpenTelemetry SDK, in turn
+	$(BENCH)/bin/python benchmarks/run.py
+
+$(BENCH)/.stamp: pyproject.toml
+	$(call make_venv,$(BENCH))
+	$(BENCH)/bin/python -m pip install --quiet '$(TORCH)'
+	$(BENCH)/bin/python -m pip install --quiet --editable '.[all]' cirron-sdk==0.3.0 psutil
+	touch $@
+
+counterparts: $(COUNTERPARTS)/.stamp ## Install what the comparison and interoperability tests talk to
+
+# Every rotel release is a pre-release: the range names one, so that pre-releases of nothing else come.
+$(COUNTERPARTS)/.stamp: Makefile
+	$(call make_venv,$(COUNTERPARTS))
+	$(COUNTERPARTS)/bin/python -m pip install --quiet 'rotel>=0.0.1a15' cirron-sdk==0.3.0
+	touch $@
+
+clean: ## Remove the environments and what the checks left behind; runs in .cirron stay
+	rm -rf $(VENV) $(BENCH) $(COUNTERPARTS) build dist htmlcov .coverage .coverage.*
+	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,57 @@
+"""How a child process finds the recording of its parent.
+
+``profile()`` puts a carrier into the environment: where the spool is, which run and which scope
+the parent is in, no secrets. A child that has nothing else (spawn, forkserver, subprocess) starts
+from it, at its first scope or mark and not before.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import msgspec
+
+from cirron_otel import recorder, semconv
+from cirron_otel._guard import logger
+from cirron_otel.scope_base import BaseScope, carried
+from cirron_otel.settings import Settings
+from cirron_otel.version import VERSION
+
+_VERSION = 1
+
+
+def carrier(rec: recorder.Recorder, parent: BaseScope) -> str:
+    """What a child of this process needs, as text for the environment."""
+    return msgspec.json.encode(
+        {
+            "version": _VERSION,
+            "pid": os.getpid(),
+            "run_id": rec.run_id,
+            "attempt": rec.run_state.attempt,
+            "session": rec.session.id if rec.session is not None else None,
+            "parent": carried(parent),
+            "settings": rec.settings.to_carrier(),
+        }
+    ).decode()
+
+
+def start_from_carrier() -> recorder.Recorder | None:
+    """Start this process's recorder from the carrier, once; None if there is none for it."""
+    text = os.environ.get(semconv.CARRIER_VARIABLE)
+    if not text or not recorder.early_marks.wanted:
+        return None
+    try:
+        found: dict[str, Any] = msgspec.json.decode(text)
+        if found["version"] != _VERSION or found["pid"] == os.getpid():
+            return None
+        settings = Settings.from_carrier(found["settings"])
+        if not settings.enabled:
+            return None
+        rec = recorder.Recorder(settings, sdk_version=VERSION, carrier=found)
+    except Exception as error:  # noqa: BLE001 - a carrier of another version, or of nobody
+        logger.warning("cirron-otel: %s is not usable: %r", semconv.CARRIER_VARIABLE, error)
+        recorder.early_marks.wanted = False
+        return None
+    recorder.install(rec)
+    return rec

@@ -1,0 +1,1 @@
+"""The command ``cirron-otel``. One noun a file; needs the extra ``[cli]``."""

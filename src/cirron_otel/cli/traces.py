@@ -1,0 +1,228 @@
+"""``cirron-otel traces``: the sessions in a spool, and their trees."""
+
+from __future__ import annotations
+
+import click
+
+from cirron_otel.cli.json_tree import session_summary, write_sessions
+from cirron_otel.cli.screen import Screen, Warnings, print_json
+from cirron_otel.cli.where import find_spool
+from cirron_otel.errors import CirronError
+from cirron_otel.tree import ORPHANS, Index, Node, Session, choose, trees
+from cirron_otel.tree_index import SessionInfo
+from cirron_otel.tree_nodes import prune
+from cirron_otel.tree_text import Options, Segment, lines
+from cirron_otel.tree_values import clean, duration, local_time, parse_duration, plural, size
+
+#: A tree for the eye: of more spans than this the oldest are only counted.
+_MAX_SPANS = 200_000
+_SHORT_ID = 12
+
+_spool_option = click.option(
+    "--spool",
+    "directory",
+    metavar="DIR",
+    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
+)
+_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+_no_color_option = click.option("--no-color", is_flag=True, help="Print without colours.")
+
+
+class _Duration(click.ParamType[int]):
+    name = "duration"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> int:
+        try:
+            return parse_duration(str(value))
+        except ValueError as exc:
+            self.fail(str(exc), param, ctx)
+
+
+@click.group()
+def traces() -> None:
+    """Look at recorded sessions, also while they are still running."""
+
+
+@traces.command(name="list")
+@_spool_option
+@_json_option
+@_no_color_option
+def list_(directory: str | None, *, as_json: bool, no_color: bool) -> None:
+    """List the sessions, newest first."""
+    found = find_spool(directory, "--spool")
+    warnings = Warnings()
+    index = Index(found, on_error=warnings)
+    warnings.close()
+    sessions = list(index.sessions)
+    if index.orphans.spans or index.orphans.marks:
+        sessions.append(index.orphans)
+    if as_json:
+        summaries = [session_summary(info) for info in sessions]
+        print_json({"dir": str(found.directory), "sessions": summaries})
+        return
+    screen = Screen(color=not no_color)
+    if not sessions:
+        screen.text(f"no sessions in {found.directory} yet")
+        return
+    short = _short_ids(sessions)
+    head = ("SESSION", "STARTED", "DURATION", "STATE", "RUN", "RANK", "SPANS", "MARKS",
+            "SNAPSHOTS", "SIZE")  # fmt: skip
+    rows = [_row(info, short[info.id], index.now_ns) for info in sessions]
+    screen.table(head, rows, "llrllrrrrr")
+
+
+def _row(info: SessionInfo, short: str, now_ns: int) -> list[Segment]:
+    known = info.id != ORPHANS
+    ended_ns = info.ended_ns if info.ended_ns is not None else now_ns
+    run = clean(info.run_id or info.service or "")
+    if info.attempt is not None and info.attempt > 1:
+        run += f" (attempt {info.attempt})"
+    return [
+        (short, "name"),
+        (local_time(info.started_ns) if known else "", "plain"),
+        (duration(ended_ns - info.started_ns) if known else "", "plain"),
+        _state(info),
+        (run, "plain"),
+        (",".join(map(str, sorted(info.ranks))) if known else "", "plain"),
+        (f"{info.spans:,}", "plain"),
+        (f"{info.marks:,}", "plain"),
+        (f"{info.snapshots:,}", "plain"),
+        (size(info.bytes), "plain"),
+    ]
+
+
+def _state(info: SessionInfo) -> Segment:
+    if info.id == ORPHANS:
+        return "no session", "dim"
+    if info.live:
+        return "live", "open"
+    if info.recovered:
+        return "recovered", "lost"
+    if info.rootless:
+        return "no root", "lost"
+    return ("failed", "error") if info.failed else ("done", "plain")
+
+
+def _short_ids(sessions: list[SessionInfo]) -> dict[str, str]:
+    """Beginnings that name one session each."""
+    count = _SHORT_ID
+    ids = [info.id for info in sessions]
+    while len({session_id[:count] for session_id in ids}) < len(ids):
+        count += 4
+    return {session_id: session_id[:count] for session_id in ids}
+
+
+@traces.command()
+@click.argument("session_id", metavar="[SESSION]", required=False)
+@click.option("--session", "session_option", metavar="ID", help="A session's id, or its beginning.")
+@click.option("--last", type=click.IntRange(min=1), metavar="N", help="The newest N sessions [1].")
+@click.option("--name", metavar="TEXT", help="Only spans with this in their name, and all below.")
+@click.option("--depth", type=click.IntRange(min=0), metavar="N", help="Levels below the session.")
+@click.option("--min-wall", type=_Duration(), metavar="TIME", help="Hide shorter spans: 5ms, 1.5s.")
+@click.option("--all", "everything", is_flag=True, help="Every span, mark and attribute.")
+@click.option("--overhead", is_flag=True, help="Show what the instrumentation itself cost.")
+@_spool_option
+@_json_option
+@_no_color_option
+def view(  # noqa: PLR0913 - the options of a command
+    session_id: str | None,
+    directory: str | None,
+    *,
+    session_option: str | None,
+    last: int | None,
+    name: str | None,
+    depth: int | None,
+    min_wall: int | None,
+    everything: bool,
+    overhead: bool,
+    as_json: bool,
+    no_color: bool,
+) -> None:
+    """Show a session as a tree: the newest, or the one that SESSION begins."""
+    wanted = _one_id(session_id, session_option, last)
+    found = find_spool(directory, "--spool")
+    warnings = Warnings()
+    index = Index(found, on_error=warnings)
+    chosen = choose(index, session=wanted, last=None if wanted else last or 1)
+    whole = everything or as_json or name is not None or min_wall is not None
+    sessions = trees(index, chosen, max_spans=None if whole else _MAX_SPANS)
+    warnings.close()
+    if not sessions:
+        raise CirronError(f"no sessions in {found.directory} yet")
+    shown = [(session, _filtered(session, name, min_wall)) for session in sessions]
+    if name is not None and not any(roots for _, roots in shown):
+        raise CirronError(f"no span has {name!r} in its name")
+    if as_json:
+        write_sessions(shown, depth=depth, as_list=last is not None and last > 1)
+        return
+    screen = Screen(color=not no_color)
+    options = Options(
+        depth=depth,
+        everything=everything,
+        overhead=overhead,
+        now_ns=index.now_ns,
+        ascii_only=screen.ascii_only,
+        titles={info.id: title for info in chosen if (title := _title(info))},
+    )
+    for i, (session, roots) in enumerate(shown):
+        if i:
+            screen.text("")
+        for line in lines(roots, options):
+            screen.line(line)
+        screen.text("")
+        _footer(screen, session)
+    _point_at_orphans(screen, index, chosen)
+
+
+def _one_id(argument: str | None, option: str | None, last: int | None) -> str | None:
+    if argument is not None and option is not None and argument != option:
+        raise click.UsageError("give the session once: as SESSION or with --session")
+    wanted = option if argument is None else argument
+    if wanted is not None and last is not None:
+        raise click.UsageError("--last chooses sessions itself; leave it out to name one")
+    return wanted
+
+
+def _filtered(session: Session, name: str | None, min_wall: int | None) -> list[Node]:
+    roots = [session.root]
+    if name is not None:
+        roots = prune(roots, lambda node: name in node.span.name, whole=True)
+    if min_wall is not None:
+        shortest = min_wall
+        roots = prune(roots, lambda node: node.duration_ns is None or node.duration_ns >= shortest)
+    return roots
+
+
+def _title(info: SessionInfo) -> str:
+    run = info.run_id or info.service
+    return "" if run is None else f"run {clean(run)}"
+
+
+def _footer(screen: Screen, session: Session) -> None:
+    info = session.info
+    parts = [f"session {info.id}"]
+    if info.id != ORPHANS:
+        parts.append(f"started {local_time(info.started_ns)}")
+    for count, what in ((info.spans, "span"), (info.marks, "mark"), (info.snapshots, "snapshot")):
+        if count:
+            parts.append(f"{count:,} {plural(what, count)}")
+    if len(info.ranks) > 1:
+        parts.append(f"ranks {','.join(map(str, sorted(info.ranks)))}")
+    screen.text(", ".join(parts), "dim")
+    if session.omitted:
+        screen.text(f"{session.omitted:,} older spans were not read; --all reads them", "lost")
+    if info.rootless and info.id != ORPHANS:
+        screen.text("the session's own span is not in the spool", "lost")
+
+
+def _point_at_orphans(screen: Screen, index: Index, chosen: list[SessionInfo]) -> None:
+    orphans = index.orphans
+    if orphans in chosen or not (orphans.spans or orphans.marks):
+        return
+    screen.text(
+        f"{orphans.spans:,} spans and {orphans.marks:,} marks belong to no session: "
+        f"cirron-otel traces view {ORPHANS}",
+        "dim",
+    )

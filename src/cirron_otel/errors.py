@@ -1,0 +1,35 @@
+"""Every error this package raises on purpose.
+
+::
+
+    CirronError
+    +-- ConfigurationError        a setting has a value that cannot be used (also a ValueError)
+    +-- CirronDependencyError     something named explicitly is not installed (also an ImportError)
+    +-- SpoolError                the spool directory cannot be used
+        +-- SpoolFormatError      a file in it is not a spool v1 batch (also a ValueError)
+
+They are raised by ``profile()`` before it has any effect, and by the readers and commands. After
+``profile()`` nothing is raised into the user's program: see :mod:`cirron_otel._guard`.
+"""
+
+from __future__ import annotations
+
+
+class CirronError(Exception):
+    """The base of every error of this package."""
+
+
+class ConfigurationError(CirronError, ValueError):
+    """A setting cannot be used; the message names it, its value and where it came from."""
+
+
+class CirronDependencyError(CirronError, ImportError):
+    """Something asked for by name is not installed; the message says what to install."""
+
+
+class SpoolError(CirronError):
+    """The spool directory cannot be read or written; the message names it."""
+
+
+class SpoolFormatError(SpoolError, ValueError):
+    """A file in the spool is not a spool v1 batch; the message says where it departs."""

@@ -1,0 +1,51 @@
+"""Ids from our own entropy, and the way between spool ids and OpenTelemetry ids.
+
+``random.seed()`` in the user's program never changes an id, and we never consume the user's
+random streams. Ids are made as hex text, 64 at a time, because text is what the spool wants; the
+integer an OTel :class:`SpanContext` wants is made only when somebody asks for one.
+
+A **spool id** is 32 hex: the span id (16) followed by the low half of the trace id (16), so its
+first half *is* the OTel span id.
+"""
+
+from __future__ import annotations
+
+import os
+
+_ZERO = "0" * 16
+
+
+def new_trace_id() -> str:
+    """A trace id: 32 lowercase hex, never all zero in either half."""
+    while True:
+        text = os.urandom(16).hex()
+        if text[:16] != _ZERO and text[16:] != _ZERO:
+            return text
+
+
+def new_row_id() -> str:
+    """The id of something that is not a span (a batch, a snapshot): 32 lowercase hex."""
+    return os.urandom(16).hex()
+
+
+def span_ids(count: int = 64) -> list[str]:
+    """``count`` span ids, 16 lowercase hex each, none of them zero."""
+    text = os.urandom(8 * count).hex()
+    found = [text[at : at + 16] for at in range(0, 16 * count, 16)]
+    return found if _ZERO not in found else [one for one in found if one != _ZERO] or span_ids()
+
+
+def mark_ids(count: int = 64) -> list[str]:
+    """``count`` mark ids, 32 lowercase hex each."""
+    text = os.urandom(16 * count).hex()
+    return [text[at : at + 32] for at in range(0, 32 * count, 32)]
+
+
+def spool_id(span_id: int, trace_id: int) -> str:
+    """The spool id of an OTel span."""
+    return f"{span_id:016x}{trace_id & 0xFFFFFFFFFFFFFFFF:016x}"
+
+
+def otel_ids(spool: str, trace_high: str) -> tuple[int, int]:
+    """``(span_id, trace_id)`` of a spool id, given the high half of its trace id (16 hex)."""
+    return int(spool[:16], 16), int(trace_high + spool[16:], 16)

@@ -1,0 +1,481 @@
+"""``profile()`` and what it returns: the only way in and the orderly way out."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from opentelemetry import trace as otel_trace
+from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
+from opentelemetry.trace import Link
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from cirron_otel import recorder, scopes, tree, tree_nodes, tree_notes, tree_text
+from cirron_otel._guard import Guard, logger
+from cirron_otel.errors import ConfigurationError
+from cirron_otel.hooks import HookSet
+from cirron_otel.lifecycle import Lifecycle
+from cirron_otel.settings import NOT_GIVEN, Settings, resolve
+from cirron_otel.version import VERSION
+from cirron_otel.watching import watched
+
+if TYPE_CHECKING:
+    from cirron_otel.recorder import Recorder
+
+_T = TypeVar("_T")
+_lock = threading.RLock()
+
+
+class Profiler:
+    """A recording, as ``profile()`` returns it. Also a context manager that shuts down at its end.
+
+    After ``profile(enabled=False)`` every method is there and does nothing.
+    """
+
+    def __init__(
+        self,
+        owner: Cirron,
+        settings: Settings,
+        rec: Recorder | None,
+        hooks: HookSet | None,
+        lifecycle: Lifecycle | None,
+    ) -> None:
+        self.cirron = owner
+        self.settings = settings
+        self._rec = rec
+        self._hooks = hooks
+        self._lifecycle = lifecycle
+
+    @property
+    def enabled(self) -> bool:
+        """Whether this profiler records."""
+        return self._rec is not None and self._rec.active
+
+    @property
+    def installed_hooks(self) -> list[str]:
+        """Names of the frameworks whose hooks are in place."""
+        return [] if self._hooks is None else self._hooks.names
+
+    @property
+    def platform_context(self) -> dict[str, str]:
+        """Run, pipeline, deployment and workspace id, those that are known."""
+        settings = self.settings
+        found = {
+            "run_id": settings.run_id,
+            "pipeline_id": settings.pipeline_id,
+            "deployment_id": settings.deployment_id,
+            "workspace_id": settings.workspace_id,
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+    @property
+    def tracer_provider(self) -> otel_trace.TracerProvider | None:
+        """The provider our spans come from: the application's, or our own."""
+        return None if self._rec is None else self._rec.spans.provider
+
+    def flush(self, timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
+        """Write everything recorded so far to the spool; see :func:`flush`."""
+        return True if self._rec is None else self._rec.flush(timeout)
+
+    def health(self) -> dict[str, Any]:
+        """Counts and states; see :func:`health`."""
+        return _health(self)
+
+    def trace(
+        self,
+        format: str = "tree",  # noqa: A002 - the public name
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> Any:  # noqa: ANN401 - depends on the format
+        """Show what was recorded so far; see :func:`trace`."""
+        return _trace(self, format, name, last, file)
+
+    def shutdown(self, timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
+        """End the session, write everything, undo every patch; see :func:`shutdown`."""
+        with _lock:
+            rec = self._rec
+            if rec is None:
+                recorder.early_marks.wanted = True
+                self.cirron._profiler = None  # noqa: SLF001 - its own
+                return True
+            if not rec.active:
+                return True
+            done = True
+            try:
+                if self._hooks is not None:
+                    self._hooks.uninstall()
+                done = rec.shutdown(timeout)
+            finally:
+                if self._lifecycle is not None:
+                    self._lifecycle.uninstall()
+                if recorder._current is rec:  # noqa: SLF001
+                    recorder.install(None)
+                self.cirron._profiler = None  # noqa: SLF001
+            return done
+
+    def __enter__(self) -> Profiler:  # noqa: PYI034 - never subclassed
+        """The profiler itself; it has been recording since ``profile()``."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Shut down."""
+        self.shutdown()
+
+
+class Cirron:
+    """Settings for ``profile()``, given once; ``ci.profile()`` uses a default instance.
+
+    The keywords are the settings of :mod:`cirron_otel.settings`; what is not given comes from
+    ``CIRRON_*`` variables, ``~/.cirron/config.toml`` or the defaults. One recording runs at a time
+    in a process, whichever instance started it.
+    """
+
+    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - checked by resolve()
+        self._given = settings
+        self._profiler: Profiler | None = None
+
+    def profile(  # noqa: PLR0913 - the public signature
+        self,
+        config: Mapping[str, Any] | None = None,
+        frameworks: Iterable[str] | None = None,
+        snapshots: Any = NOT_GIVEN,  # noqa: ANN401 - None means off
+        sample_rate: float | None = None,
+        flush_interval: float | None = None,
+        enabled: Any = NOT_GIVEN,  # noqa: ANN401 - True would overrule a file
+        path: str | os.PathLike[str] | None = None,
+        output: Any = None,  # noqa: ANN401 - a name or several
+        *,
+        config_path: str | os.PathLike[str] | None = None,
+        resources: Iterable[str] | None = None,
+        signals: bool | None = None,
+        spans: str | None = None,
+        set_global: bool | None = None,
+        trace_max_spans: int | None = None,
+        run_id: str | None = None,
+        start_iteration: int | None = None,
+    ) -> Profiler:
+        """Start recording; see :func:`cirron_otel.profile`."""
+        with _lock:
+            running = _running()
+            if running is not None:
+                logger.warning(
+                    "cirron-otel: profile() was called again; the recording goes on as it was, "
+                    "call ci.shutdown() first to start another"
+                )
+                return running
+            call: dict[str, object] = {
+                "frameworks": frameworks,
+                "snapshots": snapshots,
+                "sample_rate": sample_rate,
+                "flush_interval": flush_interval,
+                "enabled": enabled,
+                "path": path,
+                "output": output,
+                "resources": resources,
+                "signals": signals,
+                "spans": spans,
+                "set_global": set_global,
+                "trace_max_spans": trace_max_spans,
+                "run_id": run_id,
+                "start_iteration": start_iteration,
+            }
+            settings = resolve(
+                call=call, constructor=self._given, config=config, config_path=config_path
+            )
+            if not settings.enabled:
+                recorder.early_marks.wanted = False
+                self._profiler = Profiler(self, settings, None, None, None)
+                _set_default(self)
+                return self._profiler
+            self._profiler = _start(self, settings)
+            _set_default(self)
+            return self._profiler
+
+    def scope(self, *args: Any, **attrs: Any) -> Any:  # noqa: ANN401
+        """As :func:`cirron_otel.scope`."""
+        return scopes.scope(*args, **attrs)
+
+    def mark(self, *args: Any, **attrs: Any) -> None:  # noqa: ANN401
+        """As :func:`cirron_otel.mark`."""
+        scopes.mark(*args, **attrs)
+
+    def epochs(self, iterable: Iterable[_T]) -> scopes.Loop[_T]:
+        """As :func:`cirron_otel.epochs`."""
+        return scopes.epochs(iterable)
+
+    def batches(self, iterable: Iterable[_T], *, stage: str | None = None) -> scopes.Loop[_T]:
+        """As :func:`cirron_otel.batches`."""
+        return scopes.batches(iterable, stage=stage)
+
+    def trace(
+        self,
+        format: str = "tree",  # noqa: A002 - the public name
+        name: str | None = None,
+        last: int | None = None,
+    ) -> Any:  # noqa: ANN401
+        """As :func:`cirron_otel.trace`."""
+        return trace(format, name, last)
+
+    def flush(self) -> bool:
+        """As :func:`cirron_otel.flush`."""
+        return flush()
+
+    def health(self) -> dict[str, Any]:
+        """As :func:`cirron_otel.health`."""
+        return health()
+
+    def shutdown(self) -> bool:
+        """As :func:`cirron_otel.shutdown`."""
+        return shutdown()
+
+
+class _Default:
+    """The instance behind the module's functions."""
+
+    owner: Cirron | None = None
+
+
+def _set_default(owner: Cirron) -> None:
+    _Default.owner = owner
+
+
+def _running() -> Profiler | None:
+    owner = _Default.owner
+    return None if owner is None else owner._profiler  # noqa: SLF001
+
+
+def _start(owner: Cirron, settings: Settings) -> Profiler:
+    """Everything ``profile()`` does once its settings are known to be good."""
+    guard = Guard()
+    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    provider = None if disabled else _application_provider()
+    hooks = HookSet.choose(settings.frameworks)  # may raise, before there is any effect
+    rec = scopes.adopt(
+        recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
+    )
+    recorder.install(rec)
+    early = recorder.early_marks
+    early.wanted = True
+    early.hand_over(rec)
+    rec.start_session(_session_attributes(rec, hooks), _inherited_links())
+    lifecycle = Lifecycle(rec)
+    lifecycle.install()
+    hooks.install(rec)
+    if settings.set_global and provider is None and not disabled:
+        otel_trace.set_tracer_provider(rec.spans.provider)
+    return Profiler(owner, settings, rec, hooks, lifecycle)
+
+
+def _application_provider() -> SdkTracerProvider | None:
+    provider = otel_trace.get_tracer_provider()
+    if isinstance(provider, SdkTracerProvider):
+        return provider
+    if not isinstance(provider, otel_trace.ProxyTracerProvider):
+        logger.info(
+            "cirron-otel: the process has a tracer provider of another kind (%s); "
+            "recording with a private one beside it",
+            type(provider).__name__,
+        )
+    return None
+
+
+def _session_attributes(rec: Recorder, hooks: HookSet) -> dict[str, Any]:
+    settings = rec.settings
+    attrs: dict[str, Any] = {"pid": rec.pid, "rank": rec.rank, "cirron.run_id": rec.run_id}
+    if settings.world_size > 1:
+        attrs["world_size"] = settings.world_size
+    for name in ("pipeline_id", "deployment_id", "workspace_id"):
+        value = getattr(settings, name)
+        if value is not None:
+            attrs[f"cirron.{name}"] = value
+    if hooks.names:
+        attrs["framework"] = ",".join(hooks.names)
+    return attrs
+
+
+def _inherited_links() -> list[Link]:
+    """What the session came from: the current span, or ``TRACEPARENT`` of the environment."""
+    current = otel_trace.get_current_span().get_span_context()
+    if not current.is_valid:
+        carrier = {
+            key.lower(): os.environ[key] for key in ("TRACEPARENT", "TRACESTATE") if key in os.environ
+        }
+        context = TraceContextTextMapPropagator().extract(carrier)
+        current = otel_trace.get_current_span(context).get_span_context()
+    return [Link(current)] if current.is_valid else []
+
+
+# --- the module's functions ------------------------------------------------------------------------
+
+
+def profile(  # noqa: PLR0913 - the public signature
+    config: Mapping[str, Any] | None = None,
+    frameworks: Iterable[str] | None = None,
+    snapshots: Any = NOT_GIVEN,  # noqa: ANN401 - None means off
+    sample_rate: float | None = None,
+    flush_interval: float | None = None,
+    enabled: Any = NOT_GIVEN,  # noqa: ANN401 - True would overrule a file
+    path: str | os.PathLike[str] | None = None,
+    output: Any = None,  # noqa: ANN401 - a name or several
+    **more: Any,  # noqa: ANN401 - keyword-only settings of Cirron.profile
+) -> Profiler:
+    """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
+
+    ``path`` is the output directory (default ``./.cirron``), ``config`` an inline ``profiling``
+    section, ``frameworks`` which hooks to install (default: those of the installed frameworks;
+    ``[]`` for none), ``flush_interval`` seconds between writes. More keywords:
+    ``config_path`` (a cirron.yaml), ``resources`` (of ``"cpu"``, ``"memory"``), ``signals``,
+    ``spans`` (``"own"`` or ``"all"``), ``set_global``, ``trace_max_spans``, ``run_id``,
+    ``start_iteration``.
+
+    Raises :class:`~cirron_otel.errors.ConfigurationError` or
+    :class:`~cirron_otel.errors.CirronDependencyError` for a value that cannot be used, before any
+    effect. After it has returned, nothing of ours raises into the program. A second call returns
+    the running profiler and says so.
+    """
+    owner = Cirron()
+    return owner.profile(
+        config, frameworks, snapshots, sample_rate, flush_interval, enabled, path, output, **more
+    )
+
+
+def watch(model: _T, *more: Any) -> _T:  # noqa: ANN401 - models of any framework
+    """Tell the hooks which model is trained; returns it unchanged.
+
+    May be called before or after ``profile()``, with several models. A watched model's mode
+    (``training``) tells an evaluation pass from a training one, and snapshots are taken of it.
+    ``watch(None)`` forgets all. Models are held weakly.
+    """
+    try:
+        watched.add((model, *more))
+    except Exception as error:  # noqa: BLE001 - see _guard
+        logger.warning("cirron-otel: this model cannot be watched: %r", error)
+    return model
+
+
+def flush(timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
+    """Write everything recorded so far to the spool.
+
+    Waits at most ``timeout`` seconds; True when it is on disk (or nothing is recorded).
+    Never raises.
+    """
+    rec = recorder._current  # noqa: SLF001
+    try:
+        return True if rec is None else rec.flush(timeout)
+    except Exception as error:  # noqa: BLE001 - see _guard
+        if rec is not None:
+            rec.guard.swallow("flush", error)
+        return False
+
+
+def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
+    """End the recording: close what is open, write everything, undo every hook and patch.
+
+    Waits at most ``timeout`` seconds; False if something could not be written in time (then
+    ``health()`` counted it). A second call does nothing. A new ``profile()`` may follow. Never
+    raises.
+    """
+    running = _running()
+    rec = recorder._current  # noqa: SLF001
+    try:
+        if running is not None:
+            return running.shutdown(timeout)
+        if rec is not None:
+            rec.finalize(timeout)
+            recorder.install(None)
+    except Exception as error:  # noqa: BLE001 - see _guard
+        if rec is not None:
+            rec.guard.swallow("shutdown", error)
+        return False
+    return True
+
+
+def health() -> dict[str, Any]:
+    """The state of the recording: what was dropped and why, where files are, what is installed.
+
+    The same keys whether anything is recorded or not. Never raises, takes a directory listing.
+    """
+    return _health(_running())
+
+
+_IDLE_HEALTH: dict[str, Any] = {
+    "scope_drop_count": 0, "mark_drop_count": 0, "spool_drop_count": 0,
+    "swallowed_error_count": 0, "swallowed_errors": {}, "losses": {}, "spool_dir": None,
+    "spool_bytes": 0, "flush_mode": "stopped", "flush_restart_count": 0, "flush_latency_ns": 0,
+    "producer_assists": 0, "queued_rows": 0, "pending_device_values": 0, "disk_refuses": False,
+    "scope_depth": -1, "open_scopes": 0, "provider": None, "run_id": None, "attempt": None,
+}  # fmt: skip
+
+
+def _health(profiler: Profiler | None) -> dict[str, Any]:
+    rec = recorder._current if profiler is None else profiler._rec  # noqa: SLF001
+    answer = {"enabled": False, **_IDLE_HEALTH}
+    try:
+        if rec is not None:
+            answer.update(rec.health())
+            answer["enabled"] = rec.active
+    except Exception as error:  # noqa: BLE001 - a health report never fails
+        answer["health_error"] = repr(error)
+    answer["snapshots"] = "not installed"
+    installed = [] if profiler is None else profiler.installed_hooks
+    answer["installed_hooks"] = installed
+    answer["frameworks_installed"] = installed
+    answer["platform_context"] = {} if profiler is None else profiler.platform_context
+    answer["transport"] = None if rec is None else "file_only"
+    answer["otel"] = (
+        "disabled by OTEL_SDK_DISABLED"
+        if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        else "enabled"
+    )
+    return answer
+
+
+def trace(
+    format: str = "tree",  # noqa: A002 - the public name
+    name: str | None = None,
+    last: int | None = None,
+    file: IO[str] | None = None,
+) -> Any:  # noqa: ANN401 - depends on the format
+    """Show the tree recorded so far, with what is still open.
+
+    ``"tree"`` prints it to ``file`` (default stdout) and returns None; ``"dict"`` and ``"json"``
+    return it. ``name`` keeps the spans of that name and what is under them, ``last`` the newest
+    closed ones. Flushes first, then reads the spool: takes as long as that. Raises ``ValueError``
+    for another format; for anything else it says what is wrong and returns None.
+    """
+    return _trace(_running(), format, name, last, file)
+
+
+def _trace(
+    profiler: Profiler | None,
+    form: str,
+    name: str | None,
+    last: int | None,
+    file: IO[str] | None,
+) -> Any:  # noqa: ANN401
+    if form not in ("tree", "dict", "json"):
+        raise ConfigurationError(f"trace(format={form!r}): choose 'tree', 'dict' or 'json'")
+    rec = recorder._current if profiler is None else profiler._rec  # noqa: SLF001
+    if rec is None or rec.session is None:
+        if form == "tree":
+            print("nothing is recorded: call ci.profile() first", file=file or sys.stdout)  # noqa: T201
+            return None
+        nothing: dict[str, Any] = {"roots": [], "span_count": 0}
+        return nothing if form == "dict" else msgspec.json.encode(nothing).decode()
+    rec.flush()
+    sessions = tree.load(
+        rec.spool, session=rec.session.id, max_spans=rec.settings.trace_buffer_max_spans
+    )
+    roots = tree_nodes.select([one.root for one in sessions], name=name, last=last)
+    if form == "tree":
+        options = tree_notes.Options(now_ns=rec.clock.now(), titles={rec.session.id: rec.run_id})
+        for line in tree_text.plain(roots, options):
+            print(line, file=file or sys.stdout)  # noqa: T201
+        return None
+    answer = tree_nodes.to_dict(roots)
+    return answer if form == "dict" else msgspec.json.encode(answer).decode()

@@ -1,0 +1,502 @@
+"""The names a training program uses: ``scope``, ``mark``, ``epochs``, ``batches``.
+
+They find the process's recorder themselves. Without one they cost next to nothing and record
+nothing, except that the last marks made before ``profile()`` are kept for it (their owner is the
+seed's ``"root"`` sentinel). A child process that was started while its parent was recording begins
+to record at its first scope or mark, from the carrier in its environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from opentelemetry import context as otel_context
+from opentelemetry.context import get_current
+
+from cirron_otel import children, recorder
+from cirron_otel.batch import MAX_MARK_IDS, MarkRecord
+from cirron_otel.joined import JoinedScope
+from cirron_otel.loops import EVALUATION, TRAIN, Loops
+from cirron_otel.scope_base import NO_ATTRS, OPEN, SCOPE_KEY, BaseScope
+from cirron_otel.spans import ScopeSpan
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_T = TypeVar("_T")
+_MISSING: Any = object()
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
+_FLOAT_MAX = 1.7976931348623157e308
+
+
+# --- scope ---------------------------------------------------------------------------------------
+
+
+class _Decorates:
+    """What makes a scope a decorator, too: each call of the function is a scope of its own."""
+
+    __slots__ = ()
+    name: str
+    index: int | None
+    attrs: dict[str, Any]
+
+    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap ``fn`` (function, coroutine function, generator, async generator)."""
+        return decorated(fn, self.name, self.index, self.attrs)
+
+
+class Scope(_Decorates, ScopeSpan):
+    """What ``ci.scope()`` returns; see :class:`cirron_otel.scope_base.BaseScope`."""
+
+    __slots__ = ()
+
+
+class TimedScope(Scope):
+    """One scope in 64 measures what it costs: the source of ``cirron.overhead_ns``."""
+
+    __slots__ = ("_cost",)
+
+    def __enter__(self) -> TimedScope:
+        """As for any scope, timed."""
+        clock = self._rec.clock.monotonic_ns
+        begun = clock()
+        super().__enter__()
+        self._cost = clock() - begun
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """As for any scope, timed."""
+        rec = self._rec
+        clock = rec.clock.monotonic_ns
+        begun = clock()
+        super().__exit__(exc_type, exc, tb)
+        note_cost(rec, self._cost + clock() - begun)
+
+
+def note_cost(rec: recorder.Recorder, cost_ns: int) -> None:
+    """Take one measured cost into the running estimate."""
+    known = rec.overhead_ns
+    rec.overhead_ns = known + (cost_ns - known) / 16 if known else float(cost_ns)
+
+
+class Joined(_Decorates, JoinedScope):
+    """A scope of a joined provider as ``ci.scope()`` returns it."""
+
+    __slots__ = ()
+
+
+class IdleScope(_Decorates):
+    """A scope while nothing is recorded: a context manager that does nothing."""
+
+    __slots__ = ("attrs", "index", "name")
+
+    #: Spool id; None because nothing is recorded.
+    id: str | None = None
+
+    def __init__(self, name: str, index: int | None, attrs: dict[str, Any]) -> None:
+        self.name = name
+        self.index = index
+        self.attrs = attrs
+
+    def __enter__(self) -> IdleScope:  # noqa: PYI034 - never subclassed
+        """Do nothing."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Do nothing."""
+
+    async def __aenter__(self) -> IdleScope:  # noqa: PYI034 - never subclassed
+        """Do nothing."""
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        """Do nothing."""
+
+    def set_attribute(self, key: str, value: object) -> None:
+        """Do nothing."""
+
+    def set_attributes(self, attributes: dict[str, object]) -> None:
+        """Do nothing."""
+
+
+def scope(name: Any = _MISSING, /, index: int | None = None, **attrs: Any) -> Any:  # noqa: ANN401
+    """A named span of time: ``with ci.scope("x", index=3, lr=0.1) as s: ...``.
+
+    Also a decorator, for sync and async functions and generators, and an async context manager.
+    It opens at ``__enter__`` under the innermost open scope of the current context (in a new
+    thread: under the session) and closes itself and nothing else at ``__exit__``. An exception
+    that passes through is recorded (status, ``exception`` event, attribute ``error``) and flies on
+    unchanged. Deeper than 64 scopes nothing is recorded; the body still runs.
+
+    ``index`` numbers it among its siblings; every other keyword is an attribute, whatever its
+    name. Safe from any thread; never raises, never blocks.
+    """
+    if name is _MISSING:
+        name = attrs.pop("name", "")
+    if type(name) is not str:
+        name = str(name)
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    if rec is None:
+        return IdleScope(name, index, attrs)
+    if index is not None and type(index) is not int:
+        index, attrs = _checked_index(rec, name, index, attrs)
+    if rec.overhead_due and rec.spans.lean:
+        rec.overhead_due = False
+        return TimedScope(rec, name, index, attrs)
+    return rec.spans.scope_class(rec, name, index, attrs)
+
+
+def _checked_index(
+    rec: recorder.Recorder, name: str, index: object, attrs: dict[str, Any]
+) -> tuple[int | None, dict[str, Any]]:
+    try:
+        return int(index.__index__()), attrs  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - whatever the user's object raises
+        rec.guard.warn("index", f"scope {name!r}: index {index!r} is no integer; kept as attribute")
+        return None, {"index": index, **attrs}
+
+
+def decorated(
+    fn: Callable[..., Any], name: str, index: int | None, attrs: dict[str, Any]
+) -> Callable[..., Any]:
+    """``fn`` with a scope around each call; kind, signature and result stay its own."""
+    if inspect.isasyncgenfunction(fn):
+
+        @functools.wraps(fn)
+        async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+            held = scope(name, index, **attrs)
+            inner = fn(*args, **kwargs)
+            send: Any = None
+            throw: BaseException | None = None
+            with _Held(held) as running:
+                try:
+                    while True:
+                        with running:
+                            try:
+                                item = await (
+                                    inner.asend(send) if throw is None else inner.athrow(throw)
+                                )
+                            except StopAsyncIteration:
+                                return
+                        throw = None
+                        try:
+                            send = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - it is the generator's
+                            throw, send = error, None
+                finally:
+                    with running:
+                        await inner.aclose()
+
+        return asyncgen
+    if inspect.iscoroutinefunction(fn):
+
+        @functools.wraps(fn)
+        async def coroutine(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            with scope(name, index, **attrs):
+                return await fn(*args, **kwargs)
+
+        return coroutine
+    if inspect.isgeneratorfunction(fn):
+
+        @functools.wraps(fn)
+        def generator(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+            held = scope(name, index, **attrs)
+            inner = fn(*args, **kwargs)
+            send: Any = None
+            throw: BaseException | None = None
+            with _Held(held) as running:
+                try:
+                    while True:
+                        with running:
+                            try:
+                                item = inner.send(send) if throw is None else inner.throw(throw)
+                            except StopIteration as stop:
+                                return stop.value
+                        throw = None
+                        try:
+                            send = yield item
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:  # noqa: BLE001 - it is the generator's
+                            throw, send = error, None
+                finally:
+                    with running:
+                        inner.close()
+
+        return generator
+
+    @functools.wraps(fn)
+    def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
+        with scope(name, index, **attrs):
+            return fn(*args, **kwargs)
+
+    return function
+
+
+class _Held:
+    """A scope held open by a generator: attached only while the generator runs."""
+
+    __slots__ = ("_before", "_scope")
+
+    def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
+        self._scope = held
+        self._before: otel_context.Context | None = None
+
+    def __enter__(self) -> _Running:
+        held = self._scope
+        if isinstance(held, BaseScope):
+            try:
+                held.open(attach=False)
+            except Exception as error:  # noqa: BLE001 - see _guard
+                held._rec.guard.swallow("scope.enter", error)  # noqa: SLF001
+        return _Running(held)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        held = self._scope
+        if isinstance(held, BaseScope) and held.is_open:
+            try:
+                held.close(exc=exc, restore=False)
+            except Exception as error:  # noqa: BLE001 - see _guard
+                held._rec.guard.swallow("scope.exit", error)  # noqa: SLF001
+
+
+class _Running:
+    """Attaches a held scope around each run of its generator."""
+
+    __slots__ = ("_before", "_mine", "_scope")
+
+    def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
+        self._scope = held
+        self._before: otel_context.Context | None = None
+        self._mine: otel_context.Context | None = None
+
+    def __enter__(self) -> None:
+        held = self._scope
+        if isinstance(held, BaseScope) and held.is_open:
+            self._before = get_current()
+            self._mine = held.attached(self._before)
+            otel_context.attach(self._mine)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._before is not None and get_current() is self._mine:
+            otel_context.attach(self._before)
+        self._before = None
+
+
+# --- mark ----------------------------------------------------------------------------------------
+
+
+def mark(
+    name: Any = _MISSING,  # noqa: ANN401
+    value: Any = _MISSING,  # noqa: ANN401
+    /,
+    *,
+    kind: str = "point",
+    **attrs: Any,  # noqa: ANN401
+) -> None:
+    """A named value on the innermost open scope: ``ci.mark("loss", loss)``.
+
+    ``value`` is a bool, int, float, str, Decimal, or a one-element scalar of numpy, torch, jax or
+    TensorFlow of any type on any device; a device value is copied in stream order and read later
+    by the flush thread, so the caller never waits. ``kind="point"`` is one point of a series,
+    ``kind="summary"`` the scope's final value. Other keywords are attributes of the mark.
+
+    Anything else as value is dropped, counted in ``health()`` and explained once in the log. Safe
+    from any thread; never raises.
+    """
+    if name is _MISSING:
+        name = attrs.pop("name", "")
+    if value is _MISSING:
+        value = attrs.pop("value", None)
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    if rec is None:
+        recorder.early_marks.keep(name, value, kind, attrs)
+        return
+    try:
+        scope = get_current().get(SCOPE_KEY)
+        if (
+            rec.busy
+            or attrs
+            or kind != "point"
+            or scope is None
+            or scope._state != OPEN
+            or scope._rec is not rec
+            or type(name) is not str
+            or len(name) > 64  # noqa: PLR2004 - anything longer is measured in bytes
+        ):
+            rec.mark(name, value, kind, attrs)
+            return
+        if type(value) is float:
+            if not -_FLOAT_MAX <= value <= _FLOAT_MAX:
+                rec.mark(name, value, kind, attrs)
+                return
+            value_type = "float"
+        elif type(value) is int and _INT_MIN <= value <= _INT_MAX:
+            value_type = "int"
+        else:
+            rec.mark(name, value, kind, attrs)
+            return
+        try:
+            mark_id = rec.pop_mark_id()
+        except IndexError:
+            mark_id = rec.next_mark_id()
+        marks = scope.marks
+        if marks is None:
+            scope.marks = [mark_id]
+        elif len(marks) < MAX_MARK_IDS:
+            marks.append(mark_id)
+        else:
+            scope.note_mark(mark_id)
+        clock = rec.clock
+        scope.last_ns = now = clock.monotonic_ns() + clock.offset_ns
+        rec.append_mark(
+            MarkRecord(
+                mark_id, scope.id, name, value_type, value, NO_ATTRS, now, "point", scope.iteration
+            )
+        )
+    except Exception as error:  # noqa: BLE001 - see _guard
+        rec.guard.swallow("mark", error)
+
+
+# --- loops -----------------------------------------------------------------------------------------
+
+
+class Loop(Generic[_T]):
+    """What ``ci.epochs`` and ``ci.batches`` return: an iterator that knows its source's length."""
+
+    __slots__ = ("_generator", "_source")
+
+    def __init__(self, generator: Iterator[_T], source: Iterable[_T]) -> None:
+        self._generator = generator
+        self._source = source
+
+    def __iter__(self) -> Iterator[_T]:
+        """The iterator itself, at its own speed."""
+        return self._generator
+
+    def __next__(self) -> _T:
+        """The next item."""
+        return next(self._generator)
+
+    def __len__(self) -> int:
+        """The length of the source; TypeError if it has none."""
+        return len(self._source)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """End the loop's scopes now."""
+        self._generator.close()  # type: ignore[attr-defined]
+
+
+def epochs(iterable: Iterable[_T]) -> Loop[_T]:
+    """Loop over epochs: each item's body is an ``epoch`` scope, ``index`` counts from 0.
+
+    Inside another ``ci.epochs`` it opens nothing and says so once. Never raises of its own; what
+    ``iterable`` raises is the caller's.
+    """
+    return Loop(_epochs(iterable), iterable)
+
+
+def _epochs(iterable: Iterable[_T]) -> Iterator[_T]:
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    if rec is None or rec.loops is None:
+        yield from iterable
+        return
+    epoch: BaseScope | None = None
+    for index, item in enumerate(iterable):
+        nested = False
+        try:
+            above = rec.loops.current_epoch()
+            nested = above is not None and not above.auto
+            if nested:
+                rec.guard.warn(
+                    "nested_epochs", "ci.epochs inside ci.epochs opens no epochs; use ci.scope()"
+                )
+            epoch = None if nested else rec.loops.open_epoch(index)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            rec.guard.swallow("epochs", error)
+        try:
+            yield item
+        finally:
+            if epoch is not None:
+                epoch.__exit__(None, None, None)
+
+
+def batches(iterable: Iterable[_T], *, stage: str | None = None) -> Loop[_T]:
+    """Loop over batches: each body is a ``step`` scope that begins with its ``data_load``.
+
+    Without a surrounding ``ci.epochs`` a training loop makes its own ``epoch``. ``stage``
+    (``"train"`` or ``"evaluation"``) says what the loop is for; by default it is evaluation when
+    torch is not recording gradients or the model is in eval mode at the first fetch. Evaluation
+    steps lie in one ``evaluation`` scope. Inside another step of ``ci.batches`` the bodies are
+    ``micro_batch`` scopes. Never raises of its own; what ``iterable`` raises is the caller's.
+    """
+    return Loop(_batches(iterable, stage), iterable)
+
+
+def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    if rec is None or rec.loops is None:
+        yield from iterable
+        return
+    if stage not in (None, TRAIN, EVALUATION):
+        rec.guard.warn(
+            "stage", f"ci.batches(stage={stage!r}) is neither 'train' nor 'evaluation'; ignored"
+        )
+        stage = None
+    here = rec.loops.here
+    now = rec.clock.now
+    this = rec.loops.begin(explicit=True, stage=stage)
+    fetch = iter(iterable).__next__
+    try:
+        while True:
+            begun = now()
+            here.fetching += 1
+            try:
+                item = fetch()
+            except StopIteration:
+                return
+            except BaseException as error:
+                _guarded(rec, this.failed, begun, now(), error)
+                raise
+            finally:
+                here.fetching -= 1
+            _guarded(rec, this.fetched, begun, now())
+            yield item
+            _guarded(rec, this.before_fetch)
+    finally:
+        _guarded(rec, this.finish)
+
+
+def _guarded(rec: recorder.Recorder, call: Callable[..., object], *args: object) -> None:
+    try:
+        call(*args)
+    except Exception as error:  # noqa: BLE001 - see _guard
+        rec.guard.swallow("batches", error)
+
+
+def adopt(rec: recorder.Recorder) -> recorder.Recorder:
+    """Give a new recorder its kind of scope and its loops."""
+    rec.spans.scope_class = Scope if rec.spans.lean else Joined
+    rec.loops = Loops(rec)
+    return rec
+
+
+def _in_child() -> recorder.Recorder | None:
+    """The recorder of a child process whose parent records, started by its first scope."""
+    rec = children.start_from_carrier()
+    return None if rec is None else adopt(rec)
