@@ -11,6 +11,7 @@ from typing import Protocol
 
 from msgspec import UNSET
 
+from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SnapshotRecord, SpanRecord, decode
 
 
@@ -103,9 +104,10 @@ def tree_text(
 ) -> str:
     """The span trees as indented lines ``name[index]``, siblings by start, for comparing.
 
-    ``marks=True`` adds the names of a span's marks, ``attrs`` the named attributes where a span
-    has them; spans named in ``without`` are left out with all below them. A span whose parent is
-    in no file stands at the left edge and says so, one that never ended says ``(open)``.
+    ``marks=True`` adds the names of a span's marks (but for our own overhead, which is measured on
+    some scopes only), ``attrs`` the named attributes where a span has them; spans named in
+    ``without`` are left out with all below them. A span whose parent is in no file stands at the
+    left edge and says so, one that never ended says ``(open)``.
     """
     still_open = {span.id for span in rows.open}
     spans = [*rows.spans, *rows.open]
@@ -117,6 +119,8 @@ def tree_text(
 
     mark_names: dict[str, dict[str, None]] = {}
     for mark in rows.marks if marks else ():
+        if mark.name == semconv.OVERHEAD:
+            continue
         mark_names.setdefault(mark.span_id, {})[mark.name] = None
     lines: list[str] = []
     stack = [(0, False, span) for span in reversed(below.get(None, ()))]

@@ -22,21 +22,53 @@ from cirron_otel.spans import mark_attributes
 from cirron_otel.values import attributes
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.trace import SpanContext
+    from opentelemetry.util.types import Attributes
 
     from cirron_otel.recorder import Recorder
+
+
+class SpoolOnlySpan(otel_trace.NonRecordingSpan):
+    """The current span where the application's sampler dropped it: recorded for the spool only."""
+
+    def __init__(self, context: SpanContext, scope: JoinedScope) -> None:
+        super().__init__(context)
+        self._scope = scope
+
+    def is_recording(self) -> bool:
+        """Whether the scope takes attributes and events."""
+        return self._scope.is_open
+
+    def set_attribute(self, key: str, value: object) -> None:
+        """Set one attribute of the scope."""
+        self._scope.set_attribute(key, value)
+
+    def set_attributes(self, attributes: Mapping[str, object]) -> None:
+        """Set several attributes of the scope."""
+        self._scope.set_attributes(attributes)
+
+    def add_event(
+        self, name: str, attributes: Attributes = None, timestamp: int | None = None
+    ) -> None:
+        """Add an event to the scope."""
+        if self._scope.is_open:
+            BaseScope.note_event(self._scope, name, dict(attributes or {}), timestamp)
 
 
 class JoinedScope(BaseScope):
     """A scope whose span the application's provider made (:attr:`span`)."""
 
-    __slots__ = ("_given", "_marks_shown", "span")
+    __slots__ = ("_given", "_marks_shown", "exported", "span")
 
     span: otel_trace.Span
     _given: dict[str, Any]
     _marks_shown: int
+    #: Whether the application's sampler keeps the span.
+    exported: bool
 
     def rename(self, name: str) -> None:
         """Rename scope and span."""
@@ -48,7 +80,7 @@ class JoinedScope(BaseScope):
         if self.is_open:
             self.attrs = {**self.attrs, key: value}
 
-    def set_attributes(self, attributes: dict[str, object]) -> None:
+    def set_attributes(self, attributes: Mapping[str, object]) -> None:
         """Set several attributes."""
         if self.is_open:
             self.attrs = {**self.attrs, **attributes}
@@ -70,11 +102,17 @@ class JoinedScope(BaseScope):
         self._given = {**user, **rec.exported_attributes(self)}
         self._marks_shown = 0
         links = None if self.extra is None else self.extra.links
-        self.span = span = rec.spans.tracer.start_span(
+        span = rec.spans.tracer.start_span(
             self.name, context, attributes=self._given, links=links, start_time=start_ns
         )
         made = span.get_span_context()
+        self.exported = span.is_recording()
+        self.span = span = span if self.exported else SpoolOnlySpan(made, self)
         self.id = ids.spool_id(made.span_id, made.trace_id)
+        if rec.session is None:
+            self._given[semconv.SESSION_ID] = self.id
+            if self.exported:
+                span.set_attribute(semconv.SESSION_ID, self.id)
         trace = self.trace
         if trace.root is self:
             trace.id = f"{made.trace_id:032x}"
@@ -83,14 +121,14 @@ class JoinedScope(BaseScope):
             trace.otel = self.otel = SpanOtel(
                 trace_id=trace.id[:16], sampled=UNSET if made.trace_flags.sampled else False
             )
-        elif not span.is_recording() and self.otel.sampled is UNSET:
+        elif not made.trace_flags.sampled and self.otel.sampled is UNSET:
             self.otel = SpanOtel(
                 trace_id=self.otel.trace_id, parent_span_id=self.otel.parent_span_id, sampled=False
             )
 
     def _finish(self, end_ns: int) -> None:
         span, extra = self.span, self.extra
-        if not span.is_recording():
+        if not self.exported:
             return
         late = attributes(self.attrs)[0] if self.attrs else {}
         if extra is not None:
@@ -134,11 +172,12 @@ class JoinedScope(BaseScope):
         """Keep an event, and show it on the application's span."""
         timestamp = timestamp or self._rec.clock.now()
         super().note_event(name, attrs, timestamp)
-        self.span.add_event(name, attrs, timestamp)
+        if self.exported:
+            self.span.add_event(name, attrs, timestamp)
 
     def mark_event(self, record: MarkRecord, *, deferred: bool) -> None:
         """Show a mark as event now, and as attribute when the span ends."""
-        if not self.span.is_recording():
+        if not self.exported:
             return
         self._marks_shown += 1
         self.span.add_event(

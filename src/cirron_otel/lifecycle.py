@@ -107,8 +107,8 @@ class Lifecycle:
 
     def _carry(self) -> None:
         rec = self._rec
-        if rec.session is None:
-            return
+        if rec.session is None or rec.is_child:
+            return  # a child's own children find the same carrier
         before = os.environ.get(semconv.CARRIER_VARIABLE)
         os.environ[semconv.CARRIER_VARIABLE] = children.carrier(rec, rec.session)
 

@@ -255,19 +255,28 @@ def _start(owner: Cirron, settings: Settings) -> Profiler:
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     provider = None if disabled else _application_provider()
     hooks = HookSet.choose(settings.frameworks)  # may raise, before there is any effect
-    rec = scopes.adopt(
-        recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
-    )
-    recorder.install(rec)
-    early = recorder.early_marks
-    early.wanted = True
-    early.hand_over(rec)
-    rec.start_session(_session_attributes(rec, hooks), _inherited_links())
-    lifecycle = Lifecycle(rec)
-    lifecycle.install()
-    hooks.install(rec)
-    if settings.set_global and provider is None and not disabled:
-        otel_trace.set_tracer_provider(rec.spans.provider)
+    lifecycle: Lifecycle | None = None
+    rec: Recorder | None = None
+    try:
+        rec = scopes.adopt(
+            recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
+        )
+        recorder.install(rec)
+        recorder.early_marks.wanted = True
+        recorder.early_marks.hand_over(rec)
+        rec.start_session(_session_attributes(rec, hooks), _inherited_links())
+        lifecycle = Lifecycle(rec)
+        lifecycle.install()
+        hooks.install(rec)
+        if settings.set_global and provider is None and not disabled:
+            otel_trace.set_tracer_provider(rec.spans.provider)
+    except Exception as error:  # noqa: BLE001 - see _guard
+        recorder.install(None)
+        if lifecycle is not None:
+            lifecycle.uninstall()
+        logger.warning("cirron-otel: could not start, nothing is recorded: %r", error)
+        guard.swallow("profile", error)
+        return Profiler(owner, settings, None, None, None)
     return Profiler(owner, settings, rec, hooks, lifecycle)
 
 

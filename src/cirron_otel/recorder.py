@@ -165,8 +165,8 @@ class Recorder:
         )
         self.active = True
         session = self.make_scope(semconv.SESSION, None, attrs)
-        self.session = session
         session.open_root(links)
+        self.session = session
 
     def refresh_busy(self) -> None:
         """Whether scopes have to take the general path."""
@@ -424,7 +424,8 @@ class Recorder:
         """One flush; on the flush thread, or where there is none on the caller's."""
         self._prepare()
         self.clock.resync()
-        if self.last_words is not None:
+        last = self.last_words is not None
+        if last:
             self._say_last_words()
         self._resolve_deferred(wait_s=0.0)
         # The open scopes are taken before the rows: what ends in between is then in both, and a
@@ -448,6 +449,8 @@ class Recorder:
         if self._write():
             self._announced = names
         self.run_state.save(self.loops.iteration if self.loops is not None else 0)
+        if last:
+            self._release()
 
     _ending = False
     #: Set by a signal that will end the process: its name.

@@ -483,10 +483,11 @@ class BaseScope:
         message = str(attribute_value(_message(exc)))
         extra = self.extra = self.extra or Extra()
         extra.error_type = name
+        short = cut_text(f"{kind.__name__}: {message}" if message else kind.__name__, 1024)
         if extra.status is not otel_trace.StatusCode.OK:
             extra.status = otel_trace.StatusCode.ERROR
-            extra.status_message = cut_text(f"{kind.__name__}: {message}", 1024)
-        self.attrs = {**self.attrs, semconv.ERROR: cut_text(f"{kind.__name__}: {message}", 1024)}
+            extra.status_message = short
+        self.attrs = {**self.attrs, semconv.ERROR: short}
         stack = "".join(traceback.format_exception(kind, exc, exc.__traceback__))
         self.note_event(
             semconv.EXCEPTION_EVENT,

@@ -19,6 +19,7 @@ from opentelemetry.context import get_current
 from cirron_otel import children, recorder
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord
 from cirron_otel.joined import JoinedScope
+from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.loops import EVALUATION, TRAIN, Loops
 from cirron_otel.scope_base import NO_ATTRS, OPEN, SCOPE_KEY, BaseScope
 from cirron_otel.spans import ScopeSpan
@@ -499,4 +500,8 @@ def adopt(rec: recorder.Recorder) -> recorder.Recorder:
 def _in_child() -> recorder.Recorder | None:
     """The recorder of a child process whose parent records, started by its first scope."""
     rec = children.start_from_carrier()
-    return None if rec is None else adopt(rec)
+    if rec is None:
+        return None
+    adopt(rec)
+    Lifecycle(rec).install()
+    return rec

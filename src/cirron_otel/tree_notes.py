@@ -105,7 +105,7 @@ def describe(
 def _state_notes(node: Node, options: Options) -> list[list[Segment]]:
     notes: list[list[Segment]] = []
     if node.span.id in options.titles:
-        notes.append([(options.titles[node.span.id], "final")])
+        notes.append([(clean(options.titles[node.span.id]), "final")])
     if node.is_open:
         notes.append([("open", "open")])
     if node.recovered:
@@ -194,7 +194,7 @@ def describe_gap(gap: Gap, glyphs: Glyphs, options: Options) -> tuple[str, list[
     lengths = [node.duration_ns for node in gap.nodes]
     known = [length for length in lengths if length is not None]
     notes: list[list[Segment]] = [[("mean", "dim")]] if known else []
-    notes += _trends(gap.nodes, glyphs, options)
+    notes += _trends(walk(gap.nodes), glyphs, options)
     return duration(sum(known) / len(known)) if known else "", notes
 
 

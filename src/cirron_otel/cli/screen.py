@@ -65,8 +65,18 @@ class Screen:
         """Print a sentence, whole."""
         self.line([(shown, style)], cut=False)
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[Segment]], right: str) -> None:
-        """Print aligned columns; ``right`` has an ``r`` for each that holds numbers."""
+    def table(
+        self,
+        head: Sequence[str],
+        rows: Sequence[Sequence[Segment]],
+        right: str,
+        *,
+        cut: bool = True,
+    ) -> None:
+        """Print aligned columns; ``right`` has an ``r`` for each that holds numbers.
+
+        ``cut`` as for :meth:`line`.
+        """
         columns = range(len(head))
         widths = [max(width(line[i][0]) for line in [[(h, "") for h in head], *rows])
                   for i in columns]  # fmt: skip
@@ -76,7 +86,7 @@ class Screen:
                 padding = " " * (widths[i] - width(shown))
                 line.append((padding + shown if right[i] == "r" else shown + padding, style))
                 line.append(("  ", "plain"))
-            self.line(line)
+            self.line(line, cut=cut)
 
 
 class _Styled:

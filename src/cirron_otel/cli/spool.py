@@ -70,7 +70,8 @@ def inspect(directory: str | None, *, as_json: bool, everything: bool) -> None:
     ]
     if len(shown) < len(entries):
         rows.insert(_OLDEST, [(f"... {hidden:,} more (--all)", "dim"), ("", "dim"), ("", "dim")])
-    screen.table(("TIME", "SIZE", "FILE"), rows, "lrl")
+    # A name that is cut is of no use.
+    screen.table(("TIME", "SIZE", "FILE"), rows, "lrl", cut=False)
     screen.text("")
     screen.text(f"{_files(len(entries))}, {size(total)} in {found.directory}")
     alive = _alive(found)

@@ -197,7 +197,7 @@ def _filtered(session: Session, name: str | None, min_wall: int | None) -> list[
 
 def _title(info: SessionInfo) -> str:
     run = info.run_id or info.service
-    return "" if run is None else f"run {clean(run)}"
+    return "" if run is None else f"run {run}"
 
 
 def _footer(screen: Screen, session: Session) -> None:
@@ -222,7 +222,8 @@ def _point_at_orphans(screen: Screen, index: Index, chosen: list[SessionInfo]) -
     if orphans in chosen or not (orphans.spans or orphans.marks):
         return
     screen.text(
-        f"{orphans.spans:,} spans and {orphans.marks:,} marks belong to no session: "
+        f"{orphans.spans:,} {plural('span', orphans.spans)} and {orphans.marks:,} "
+        f"{plural('mark', orphans.marks)} belong to no session: "
         f"cirron-otel traces view {ORPHANS}",
         "dim",
     )
