@@ -18,7 +18,7 @@ from click.testing import CliRunner, Result
 
 from cirron_otel.cli.app import cli
 from cirron_otel.recovery import WriterLock
-from tree_batches import MS, T0, Writer, hex32, mark, span, training
+from spool_by_hand import MS, T0, Writer, hex32, mark, span, training
 
 COMMAND = [sys.executable, "-m", "cirron_otel.cli.main"]
 

@@ -10,12 +10,12 @@ from textwrap import dedent
 import msgspec
 import pytest
 
-from cirron_otel import tree
+from cirron_otel.reading import sessions as tree
+from cirron_otel.reading.sessions import NoSuchSessionError, Session, load, select, to_dict, walk
+from cirron_otel.reading.text import Options, plain
+from cirron_otel.reading.values import duration, parse_duration, text
 from cirron_otel.recovery import WriterLock, recover
-from cirron_otel.tree import NoSuchSessionError, Session, load, select, to_dict, walk
-from cirron_otel.tree_text import Options, plain
-from cirron_otel.tree_values import duration, parse_duration, text
-from tree_batches import MS, T0, Writer, hex32, mark, span, training
+from spool_by_hand import MS, T0, Writer, hex32, mark, span, training
 
 #: Long after the last batch of every test: a writer without a lock is then not alive.
 LATER = T0 + 3_600_000 * MS

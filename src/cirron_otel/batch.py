@@ -11,7 +11,7 @@ numbers and JSON-like containers made for them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -231,7 +231,7 @@ def _record(raw: object, kind: type[_R], where: str) -> _R:
             raw["otel"] = _record(raw["otel"], SpanOtel, f"{where}.otel")
     _set_apart(raw, kind)
     try:
-        return cast("_R", msgspec.convert(raw, kind))
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as exc:
         raise SpoolFormatError(f"{where}: {exc}") from exc
 

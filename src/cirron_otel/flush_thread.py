@@ -67,7 +67,13 @@ class FlushThread:
     @property
     def alive(self) -> bool:
         """Whether the thread runs."""
+        return self._is_alive()
+
+    def _is_alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
+
+    def _must_stop(self) -> bool:
+        return self._stopping
 
     @property
     def started(self) -> bool:
@@ -107,7 +113,7 @@ class FlushThread:
         self.ring()
         deadline = time.monotonic() + timeout
         while self._done < want:
-            if not self.alive:
+            if not self._is_alive():
                 return self._flush_here(max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 return False
@@ -155,7 +161,7 @@ class FlushThread:
     def _loop(self) -> None:
         while not self._stopping:
             self._bell.acquire(timeout=self.interval)
-            if self._stopping:
+            if self._must_stop():
                 return
             with self._inline:
                 self._begun += 1

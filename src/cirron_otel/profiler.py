@@ -14,11 +14,12 @@ from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.trace import Link
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cirron_otel import recorder, scopes, tree, tree_nodes, tree_notes, tree_text
+from cirron_otel import recorder, scopes
 from cirron_otel._guard import Guard, logger
 from cirron_otel.errors import ConfigurationError
 from cirron_otel.hooks import HookSet
 from cirron_otel.lifecycle import Lifecycle
+from cirron_otel.reading import nodes, notes, sessions, text
 from cirron_otel.settings import NOT_GIVEN, Settings, resolve
 from cirron_otel.version import VERSION
 from cirron_otel.watching import watched
@@ -477,14 +478,16 @@ def _trace(
         nothing: dict[str, Any] = {"roots": [], "span_count": 0}
         return nothing if form == "dict" else msgspec.json.encode(nothing).decode()
     rec.flush()
-    sessions = tree.load(
+    found = sessions.load(
         rec.spool, session=rec.session.id, max_spans=rec.settings.trace_buffer_max_spans
     )
-    roots = tree_nodes.select([one.root for one in sessions], name=name, last=last)
+    roots = nodes.select([one.root for one in found], name=name, last=last)
     if form == "tree":
-        options = tree_notes.Options(now_ns=rec.clock.now(), titles={rec.session.id: rec.run_id})
-        for line in tree_text.plain(roots, options):
+        options = notes.Options(
+            now_ns=rec.clock.now(), titles={rec.session.id: f"run {rec.run_id}"}
+        )
+        for line in text.plain(roots, options):
             print(line, file=file or sys.stdout)  # noqa: T201
         return None
-    answer = tree_nodes.to_dict(roots)
+    answer = nodes.to_dict(roots)
     return answer if form == "dict" else msgspec.json.encode(answer).decode()

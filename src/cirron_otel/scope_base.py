@@ -131,6 +131,7 @@ class BaseScope:
     trace: Trace
     otel: SpanOtel
     ctx: Context | None
+    depth: int
     prev: Context
     start_ns: int
     end_ns: int
@@ -292,9 +293,9 @@ class BaseScope:
         context = otel_context.get_current()
         scope = context.get(SCOPE_KEY)
         if isinstance(scope, BaseScope) and scope._rec is self._rec:  # noqa: SLF001
-            before = getattr(self, "prev", Context())
+            before = Context() if self.ctx is None else self.prev
             span = context.get(SPAN_KEY)
-            restored = {
+            restored: dict[str, Any] = {
                 key: value for key, value in context.items() if key not in (SPAN_KEY, SCOPE_KEY)
             }
             if SPAN_KEY in before:
@@ -462,11 +463,15 @@ class BaseScope:
                 return  # a third-party span is current: it is not ours to put away
         before, above = self.prev, self.above
         while above is not None and above._state != OPEN:
-            before, above = getattr(above, "prev", before), above.above
+            if above.ctx is not None:
+                before = above.prev
+            above = above.above
         if context is self.ctx:
             otel_context.attach(before)
             return
-        restored = {key: value for key, value in context.items() if key not in (SPAN_KEY, SCOPE_KEY)}
+        restored: dict[str, Any] = {
+            key: value for key, value in context.items() if key not in (SPAN_KEY, SCOPE_KEY)
+        }
         for key in (SPAN_KEY, SCOPE_KEY):
             if key in before:
                 restored[key] = before[key]

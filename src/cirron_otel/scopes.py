@@ -329,7 +329,7 @@ def mark(
         recorder.early_marks.keep(name, value, kind, attrs)
         return
     try:
-        scope = get_current().get(SCOPE_KEY)
+        scope: Any = get_current().get(SCOPE_KEY)
         if (
             rec.busy
             or attrs

@@ -86,7 +86,7 @@ class ScopeSpan(BaseScope):
         rec = self._rec
         try:
             context = get_current()
-            parent = context.get(SCOPE_KEY)
+            parent: Any = context.get(SCOPE_KEY)
             if (
                 rec.busy
                 or parent is None

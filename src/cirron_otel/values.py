@@ -144,13 +144,13 @@ def _library_scalar(value: object) -> object | Deferred | None:
         return _torch_scalar(value)
     generic, array = _loaded("numpy", "generic"), _loaded("numpy", "ndarray")
     if generic is not None and isinstance(value, (generic, array)):
-        return value.item() if value.size == 1 else None  # type: ignore[attr-defined]
+        return value.item() if value.size == 1 else None
     for module, name in (("jax", "Array"), ("tensorflow", "Tensor")):
         kind = _loaded(module, name)
         if kind is not None and isinstance(value, kind):
-            if math.prod(tuple(value.shape)) != 1:  # type: ignore[attr-defined]
+            if math.prod(tuple(value.shape)) != 1:
                 return None
-            read = value.item if module == "jax" else lambda: value.numpy().item()  # type: ignore[attr-defined]
+            read = value.item if module == "jax" else lambda: value.numpy().item()
             return Deferred(read, lambda: True)
     return None
 

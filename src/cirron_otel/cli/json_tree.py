@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from cirron_otel.tree import Node, Session, walk
-from cirron_otel.tree_index import SessionInfo
-from cirron_otel.tree_nodes import mark_dict
+from cirron_otel.reading.index import SessionInfo
+from cirron_otel.reading.nodes import mark_dict
+from cirron_otel.reading.sessions import Node, Session, walk
 
 #: Deeper levels are not indented further.
 _DEEPEST_INDENT = 40

@@ -11,8 +11,8 @@ from pathlib import Path
 import click
 import msgspec
 
-from cirron_otel.tree_notes import Segment
-from cirron_otel.tree_values import clean, width
+from cirron_otel.reading.notes import Segment
+from cirron_otel.reading.values import clean, width
 
 #: Styles of segments in the words of rich.
 _RICH: Mapping[str, str] = {

@@ -12,8 +12,8 @@ from cirron_otel import recovery
 from cirron_otel.cli.screen import Screen, print_json
 from cirron_otel.cli.where import find_spool
 from cirron_otel.errors import SpoolError
+from cirron_otel.reading.values import iso_time, local_time, plural, size
 from cirron_otel.spool import Spool, created_ns_of
-from cirron_otel.tree_values import iso_time, local_time, plural, size
 
 #: A terminal shows so many of the oldest and newest files.
 _OLDEST, _NEWEST = 3, 17

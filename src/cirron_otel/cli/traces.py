@@ -8,11 +8,11 @@ from cirron_otel.cli.json_tree import session_summary, write_sessions
 from cirron_otel.cli.screen import Screen, Warnings, print_json
 from cirron_otel.cli.where import find_spool
 from cirron_otel.errors import CirronError
-from cirron_otel.tree import ORPHANS, Index, Node, Session, choose, trees
-from cirron_otel.tree_index import SessionInfo
-from cirron_otel.tree_nodes import prune
-from cirron_otel.tree_text import Options, Segment, lines
-from cirron_otel.tree_values import clean, duration, local_time, parse_duration, plural, size
+from cirron_otel.reading.index import SessionInfo
+from cirron_otel.reading.nodes import prune
+from cirron_otel.reading.sessions import ORPHANS, Index, Node, Session, choose, trees
+from cirron_otel.reading.text import Options, Segment, lines
+from cirron_otel.reading.values import clean, duration, local_time, parse_duration, plural, size
 
 #: A tree for the eye: of more spans than this the oldest are only counted.
 _MAX_SPANS = 200_000

@@ -6,6 +6,7 @@ a framework ourselves.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import sys
@@ -78,7 +79,10 @@ class HookSet:
             if name in sys.modules:
                 self._instrument(name)
             else:
-                wrapt.register_post_import_hook(lambda _, name=name: self._instrument(name), name)
+                wrapt.register_post_import_hook(functools.partial(self._imported, name), name)
+
+    def _imported(self, name: str, _module: object) -> None:
+        self._instrument(name)
 
     def _instrument(self, name: str) -> None:
         rec = self._rec

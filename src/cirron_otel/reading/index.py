@@ -21,9 +21,8 @@ from msgspec import UNSET
 from cirron_otel import recovery, semconv
 from cirron_otel.batch import SpanRecord
 from cirron_otel.errors import SpoolError
-from cirron_otel.spool import Spool, created_ns_of
-from cirron_otel.tree_links import Linker, Sessions, Top
-from cirron_otel.tree_rows import (
+from cirron_otel.reading.links import Linker, Sessions, Top
+from cirron_otel.reading.rows import (
     Head,
     Links,
     OtelRow,
@@ -36,6 +35,7 @@ from cirron_otel.tree_rows import (
     read,
     session_rows,
 )
+from cirron_otel.spool import Spool, created_ns_of
 
 #: Told of each file that cannot be read.
 OnError = Callable[[Path, Exception], None]

@@ -9,9 +9,9 @@ from typing import NamedTuple, TypeAlias
 from msgspec import UNSET
 
 from cirron_otel import semconv
-from cirron_otel.tree_nodes import Node, walk
-from cirron_otel.tree_rows import MarkRow
-from cirron_otel.tree_values import clean, duration, plural, size, text
+from cirron_otel.reading.nodes import Node, walk
+from cirron_otel.reading.rows import MarkRow
+from cirron_otel.reading.values import clean, duration, plural, size, text
 
 #: A piece of text, and the style of it: one of :data:`STYLES`.
 Segment: TypeAlias = tuple[str, str]

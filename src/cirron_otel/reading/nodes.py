@@ -14,8 +14,8 @@ import msgspec
 from msgspec import UNSET
 
 from cirron_otel import semconv
-from cirron_otel.tree_index import SessionInfo
-from cirron_otel.tree_rows import MarkRow, Source, SpanRow
+from cirron_otel.reading.index import SessionInfo
+from cirron_otel.reading.rows import MarkRow, Source, SpanRow
 
 
 class Node(msgspec.Struct, gc=False, eq=False):

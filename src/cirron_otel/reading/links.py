@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from cirron_otel.tree_rows import Links, Source, SpanLink, SpanRow
+from cirron_otel.reading.rows import Links, Source, SpanLink, SpanRow
 
 #: A span may be written with an end a little after its session's (exit handlers of other SDKs).
 _PID_SLACK_NS = 1_000_000_000

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from cirron_otel import semconv
 from cirron_otel.batch import ROOT_SPAN_ID
 from cirron_otel.errors import CirronError, SpoolError
-from cirron_otel.spool import Spool
-from cirron_otel.tree_index import ORPHANS, FileInfo, Index, OnError, OpenScopes, SessionInfo
-from cirron_otel.tree_nodes import Node, Session, select, to_dict, walk
-from cirron_otel.tree_rows import (
+from cirron_otel.reading.index import ORPHANS, FileInfo, Index, OnError, OpenScopes, SessionInfo
+from cirron_otel.reading.nodes import Node, Session, select, to_dict, walk
+from cirron_otel.reading.rows import (
     MarkRow,
     Rows,
     Source,
@@ -31,6 +30,7 @@ from cirron_otel.tree_rows import (
     is_window,
     read,
 )
+from cirron_otel.spool import Spool
 
 __all__ = [
     "ORPHANS",

@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from cirron_otel.tree_nodes import Node, label
-from cirron_otel.tree_notes import (
+from cirron_otel.reading.nodes import Node, label
+from cirron_otel.reading.notes import (
     ASCII,
     UNICODE,
     Gap,
@@ -25,7 +25,7 @@ from cirron_otel.tree_notes import (
     describe,
     describe_gap,
 )
-from cirron_otel.tree_values import clean, plural, width
+from cirron_otel.reading.values import clean, plural, width
 
 __all__ = ["Options", "Segment", "lines", "plain"]
 
