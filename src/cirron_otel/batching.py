@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from cirron_otel import ids
 from cirron_otel._guard import Guard
@@ -26,11 +27,12 @@ from cirron_otel.batch import (
     SCHEMA_VERSION,
     MarkRecord,
     SnapshotRecord,
+    SpanOtel,
     SpanRecord,
     encode_rows,
 )
 from cirron_otel.clock import Clock
-from cirron_otel.values import attributes, clean_text
+from cirron_otel.values import attributes, clean_text, cut_text
 
 #: Rows queued before producers help.
 ASSIST_ROWS = 65_536
@@ -39,6 +41,17 @@ MAX_ROWS = 2 * ASSIST_ROWS
 #: A batch is sealed before its rows pass this size, so that no file reaches 4 MB.
 SEAL_BYTES = 3_000_000
 SEAL_ROWS = 20_000
+#: No batch is made larger than this (but for one whose open scopes alone are).
+_HARD_BYTES = 3_700_000
+#: One slice, and one row, is at most this large; what is larger is encoded row by row, then cut.
+_CHUNK_BYTES = 700_000
+_CUT_BYTES = 256
+#: A row's name, in UTF-8 bytes, where it has to be cut.
+MAX_NAME_BYTES = 1024
+#: Stands in ``attrs`` for those that a row of bounded size has no room for: their number.
+ATTRIBUTES_LEFT_OUT = "cirron.attributes_left_out"
+#: How JSON writes the character that databases refuse.
+_NUL = rb"\u0000"
 #: Rows encoded at a time on the flush thread, and by an assisting producer.
 SLICE_ROWS = 64
 ASSIST_SLICE = 256
@@ -165,14 +178,29 @@ class Batcher:
 
         return step
 
-    def seal(self, extra: dict[str, Any]) -> None:
-        """Seal what has been encoded, with ``extra`` keys on the batch (``open``, ``windows``)."""
+    def seal(self, open_rows: list[SpanRecord] | None) -> None:
+        """Seal what has been encoded, with the rows of the scopes that are open (None: as before).
+
+        Never raises for what a row holds: an open row that cannot be written would otherwise
+        keep every later batch from the disk.
+        """
+        extra: dict[str, bytes] = {}
+        if open_rows is not None:
+            extra["open"] = self._encoded_list(open_rows)
         windows = [self.windows.popleft() for _ in range(len(self.windows))]
         if windows:
-            extra = {**extra, "windows": windows}
+            extra["windows"] = self._encoded_list(windows)
         with self._lock:
+            if self._rows and self._size + sum(map(len, extra.values())) > _HARD_BYTES:
+                self._seal({})
             if self._rows or extra:
                 self._seal(extra)
+
+    def _encoded_list(self, rows: list[SpanRecord]) -> bytes:
+        chunk = _encoded(rows)
+        if chunk is None:
+            chunk = b",".join(filter(None, map(self._encoded_alone, rows)))
+        return chunk
 
     def _full(self) -> bool:
         return self._size >= SEAL_BYTES or self._rows >= SEAL_ROWS
@@ -186,29 +214,33 @@ class Batcher:
             pass
         if not rows:
             return most
-        try:
-            self._add(name, encode_rows(rows), len(rows))
-        except (ValueError, TypeError, OverflowError, msgspec.MsgspecError):
+        chunk = _encoded(rows)
+        if chunk is not None:
+            self._add(name, chunk, len(rows))
+        else:
             for row in rows:
-                self._encode_odd(name, row)
+                chunk = self._encoded_alone(row)
+                if chunk:
+                    self._add(name, chunk, 1)
         return len(rows)
 
-    def _encode_odd(self, name: str, row: _Row) -> None:
-        """A row that JSON refuses: cleaned as text, and only then given up."""
+    def _encoded_alone(self, row: _Row) -> bytes:
+        """A row that JSON or the size of a batch refuses: cleaned and cut, only then given up."""
         try:
-            self._add(name, encode_rows([_cleaned(row)]), 1)
+            return _encoded([row]) or encode_rows([_fitting(_cleaned(row))])
         except Exception as error:  # noqa: BLE001 - whatever it is, the others must not suffer
             self._guard.lost("not_encodable")
             self._guard.swallow("encode", error)
+            return b""
 
     def _add(self, name: str, chunk: bytes, rows: int) -> None:
-        if self._size + len(chunk) > SEAL_BYTES + 500_000 and self._rows:
+        if self._size + len(chunk) > _HARD_BYTES and self._rows:
             self._seal({})
         self._chunks[name].append(chunk)
         self._size += len(chunk)
         self._rows += rows
 
-    def _seal(self, extra: dict[str, Any]) -> None:
+    def _seal(self, extra: dict[str, bytes]) -> None:
         self._last_created = created = max(self._clock.now(), self._last_created + 1)
         batch_id = ids.new_row_id()
         head = {
@@ -225,23 +257,82 @@ class Batcher:
                     chunks.append(b",")
                 chunks.append(piece)
             chunks.append(b"]")
-        tail = {**self.envelope, **extra}
-        chunks.append(b"," + encode_rows([tail])[1:] if tail else b"}")
+        chunks.extend(b',"%b":[%b]' % (name.encode(), rows) for name, rows in extra.items())
+        chunks.append(b"," + encode_rows([self.envelope])[1:] if self.envelope else b"}")
         size = sum(map(len, chunks))
         self.sealed.append(Sealed(batch_id, created, chunks, self._rows, size))
         self._reset()
 
 
+def _encoded(rows: Sequence[_Row]) -> bytes | None:
+    """Rows as they are; None if one of them has to be cleaned or cut first."""
+    try:
+        chunk = encode_rows(rows)
+    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
+        return None
+    return None if len(chunk) > _CHUNK_BYTES or _NUL in chunk else chunk
+
+
 def _cleaned(row: _Row) -> _Row:
+    """The row with text and numbers that every store can keep."""
     if isinstance(row, SpanRecord):
-        row.attrs = attributes(row.attrs)[0]
-        row.name = clean_text(str(row.name))
+        row = msgspec.structs.replace(row, attrs=attributes(row.attrs)[0], name=_name(row.name))
     elif isinstance(row, MarkRecord):
-        row.attrs = attributes(row.attrs)[0]
-        row.name = clean_text(str(row.name))
+        row = msgspec.structs.replace(row, attrs=attributes(row.attrs)[0], name=_name(row.name))
         if isinstance(row.value, str):
             row.value = clean_text(row.value)
     return row
+
+
+def _name(name: str) -> str:
+    return cut_text(clean_text(str(name)), MAX_NAME_BYTES)
+
+
+def _fitting(row: _Row) -> _Row:
+    """The row, its largest attributes and oldest events left out until it fits a batch."""
+    if isinstance(row, SnapshotRecord) or len(encode_rows([row])) <= _CHUNK_BYTES:
+        return row
+    sizes = {key: len(encode_rows([value])) for key, value in row.attrs.items()}
+    events = row.otel.events if isinstance(row, SpanRecord) and row.otel is not UNSET else UNSET
+    room = _CHUNK_BYTES // (2 if events is not UNSET else 1) - 100_000
+    total = sum(sizes.values()) + sum(len(key) for key in sizes)
+    cut: list[str] = []
+    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
+        if total <= room:
+            break
+        value = row.attrs[key]
+        text = value if isinstance(value, str) else encode_rows([value]).decode()
+        row.attrs[key] = cut_text(text, _CUT_BYTES)
+        total -= sizes[key] - len(row.attrs[key])
+        cut.append(key)
+    if total > room:  # so many small ones that cutting each does not help
+        kept = 0
+        for key in list(row.attrs):
+            kept += len(key) + sizes[key]
+            if kept > room or len(key) > _CUT_BYTES:
+                del row.attrs[key]
+        cut = [key for key in cut if key in row.attrs]
+        row.attrs[ATTRIBUTES_LEFT_OUT] = len(sizes) - len(row.attrs)
+    if isinstance(row, SpanRecord):
+        row.attrs_truncated = [*(row.attrs_truncated or []), *cut] or UNSET
+        if events is not UNSET:
+            row.otel = _fewer_events(row.otel, room)
+    return row
+
+
+def _fewer_events(otel: SpanOtel, room: int) -> SpanOtel:
+    kept: list[dict[str, Any]] = []
+    for event in reversed(otel.events or []):
+        room -= len(encode_rows([event]))
+        if room < 0:
+            break
+        kept.append(event)
+    gone = len(otel.events or []) - len(kept)
+    if not gone:
+        return otel
+    dropped = dict(otel.dropped or {})
+    dropped["events"] = dropped.get("events", 0) + gone
+    return msgspec.structs.replace(otel, events=kept[::-1] or UNSET, dropped=dropped)
 
 
 def envelope(

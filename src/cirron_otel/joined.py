@@ -189,6 +189,13 @@ class JoinedScope(BaseScope):
             values[semconv.MARK_PREFIX + record.name] = record.value
 
 
+class JoinedLoopScope(JoinedScope):
+    """A scope that a loop opened on the user's behalf."""
+
+    __slots__ = ()
+    auto = True
+
+
 class JoinedSpans:
     """How the recorder makes scopes with the application's provider."""
 
@@ -196,6 +203,7 @@ class JoinedSpans:
     lean = False
     processors: tuple[Any, ...] = ()
     scope_class: type[BaseScope] = JoinedScope
+    loop_class: type[BaseScope] = JoinedLoopScope
 
     def __init__(self, rec: Recorder, provider: TracerProvider) -> None:
         self.limits = Limits()
@@ -203,6 +211,9 @@ class JoinedSpans:
         self.tracer = provider.get_tracer(semconv.INSTRUMENTATION_NAME, rec.sdk_version)
         self._processor = SpoolSpanProcessor.on(provider)
         self._processor.recorder = rec
+
+    def sample_next(self) -> None:
+        """Costs are estimated for our own spans only."""
 
     def sampled(self, trace_id: str) -> bool:  # noqa: ARG002 - the provider's sampler decides
         """What a trace is taken for until its root span exists."""

@@ -17,9 +17,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from opentelemetry import context as otel_context
+from opentelemetry.context import Context
 
 from cirron_otel import children, recorder, semconv
+from cirron_otel.context import attach_context, get_current
 
 _SIGNAL_WAIT_S = 1.0
 _EXIT_WAIT_S = 0.5
@@ -84,7 +85,7 @@ class Lifecycle:
         @functools.wraps(original)
         def start(thread: threading.Thread) -> None:
             if self.active and thread.name != "cirron-otel-flush":
-                context = otel_context.get_current()
+                context = get_current()
                 if context:
                     thread.run = functools.partial(_run_in, thread, thread.run, context)  # type: ignore[method-assign]
             original(thread)
@@ -96,7 +97,7 @@ class Lifecycle:
         def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if not self.active:
                 return original(pool, fn, *args, **kwargs)
-            context = otel_context.get_current()
+            context = get_current()
             if not context:
                 return original(pool, fn, *args, **kwargs)
             return original(pool, functools.partial(_call_in, context, fn), *args, **kwargs)
@@ -177,24 +178,24 @@ class Lifecycle:
 
 
 def _run_in(
-    thread: threading.Thread, run: Callable[[], None], context: otel_context.Context
+    thread: threading.Thread, run: Callable[[], None], context: Context
 ) -> None:
     """Run a thread's body in the context it was started in."""
     try:
         del thread.run  # the attribute was only for the way over; the method is back
     except AttributeError:
         pass
-    otel_context.attach(context)
+    attach_context(context)
     run()
 
 
 def _call_in(
-    context: otel_context.Context, fn: Callable[..., Any], *args: Any, **kwargs: Any
+    context: Context, fn: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> Any:  # noqa: ANN401
     """Call ``fn`` in the context it was submitted in; the pool's thread keeps its own."""
-    before = otel_context.get_current()
-    otel_context.attach(context)
+    before = get_current()
+    attach_context(context)
     try:
         return fn(*args, **kwargs)
     finally:
-        otel_context.attach(before)
+        attach_context(before)

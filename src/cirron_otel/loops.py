@@ -28,9 +28,8 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from opentelemetry import context as otel_context
-
 from cirron_otel import semconv
+from cirron_otel.context import get_current
 from cirron_otel.scope_base import ENDED, NEW, OPEN, BaseScope, current_scope
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Loops:
 
     def current_epoch(self) -> BaseScope | None:
         """The open epoch this thread stands in."""
-        scope = current_scope(self._rec, otel_context.get_current())
+        scope = current_scope(self._rec, get_current())
         while scope is not None:
             if scope.name == semconv.EPOCH and scope.is_open:
                 return scope
@@ -188,7 +187,7 @@ class Pass:
         """The program comes back for more: the step is over."""
         step, self.step = self.step, None
         if step is not None and step._state == OPEN:  # noqa: SLF001
-            step.close()
+            step.__exit__(None, None, None)
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """A fetch has returned an item; times are ns since the Unix epoch."""
@@ -338,17 +337,19 @@ class Pass:
     def _auto(
         self, name: str, index: int | None, start_ns: int, iteration: int | None
     ) -> BaseScope | None:
-        scope = self._rec.make_scope(name, index, {})
-        scope.auto = True
+        rec = self._rec
+        scope = rec.make_loop_scope(name, index)
+        reserve = 0 if name == semconv.EPOCH else rec.headroom
+        if scope.open_here(start_ns, iteration, reserve):
+            return scope
         return scope if scope.open(start_ns=start_ns, iteration=iteration) else None
 
     def _data_load(
         self, step: BaseScope | None, start_ns: int, end_ns: int, error: BaseException | None
     ) -> None:
-        scope = self._rec.make_scope(semconv.DATA_LOAD, None, {})
-        scope.auto = True
-        if scope.open(parent=step, start_ns=start_ns, attach=False):
-            scope.close(end_ns=end_ns, exc=error, restore=False)
+        parent = step or current_scope(self._rec, get_current())
+        if parent is not None:
+            parent.add_closed(semconv.DATA_LOAD, start_ns, end_ns, error)
 
 
 def _loop_frames() -> Iterator[int]:

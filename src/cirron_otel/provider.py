@@ -23,7 +23,7 @@ from opentelemetry.util.types import Attributes
 from cirron_otel import semconv
 from cirron_otel._guard import logger
 from cirron_otel.batch import SpanOtel
-from cirron_otel.scope_base import SPAN_KEY, BaseScope, Extra, Trace
+from cirron_otel.scope_base import SPAN_KEY, BaseScope, Extra
 from cirron_otel.spans import ScopeSpan
 
 if TYPE_CHECKING:
@@ -90,9 +90,16 @@ class OwnSpans:
         self._rec = rec
         self.limits = Limits()
         self.scope_class: type[BaseScope] = ScopeSpan
+        #: What ``scope_class`` is for one scope in 64.
+        self.timed_class: type[BaseScope] = ScopeSpan
+        self.loop_class: type[BaseScope] = LoopSpan
         self.processors: tuple[SpanProcessor, ...] = ()
         self.provider = ScopeTracerProvider(rec, self)
         self._sampler = sampler_from_environment()
+
+    def sample_next(self) -> None:
+        """Have the next scope measure what it costs."""
+        self.scope_class = self.timed_class
 
     def sampled(self, trace_id: str) -> bool:
         """The sampler's decision for a new trace; what is not sampled is recorded all the same."""
@@ -150,6 +157,13 @@ class ScopeTracerProvider(otel_trace.TracerProvider):
         """Shut down the added processors. The recorder goes on; end it with ``ci.shutdown()``."""
         self._spans.shutdown()
         self._rec.refresh_busy()
+
+
+class LoopSpan(ScopeSpan):
+    """A scope that a loop opened on the user's behalf."""
+
+    __slots__ = ()
+    auto = True
 
 
 class TracerSpan(ScopeSpan):

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from msgspec import UNSET
-from opentelemetry import context as otel_context
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -23,8 +22,9 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from cirron_otel import ids, run_state, semconv
 from cirron_otel._guard import Guard
 from cirron_otel.batch import ROOT_SPAN_ID, MarkRecord, SpanRecord
-from cirron_otel.batching import Batcher, Sealed, envelope
+from cirron_otel.batching import MAX_NAME_BYTES, Batcher, Sealed, envelope
 from cirron_otel.clock import Clock
+from cirron_otel.context import get_current
 from cirron_otel.errors import SpoolError
 from cirron_otel.flush_thread import FlushThread
 from cirron_otel.joined import JoinedSpans
@@ -87,7 +87,6 @@ FLUSH_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
 #: How long the flush thread steps back between two slices, so that a waiting thread goes first.
 _YIELD_S = 0.0001
-_MAX_NAME_BYTES = 1024
 _ESTIMATED: dict[str, Any] = {semconv.ESTIMATED: True}
 
 
@@ -120,7 +119,6 @@ class Recorder:
         self.loops: Any = None
         self.resources = ProcessUsage.for_settings(settings.resources)
         self.overhead_ns = 0.0
-        self.overhead_due = False
         self.fork_parent: BaseScope | None = None
         self._span_ids: list[str] = []
         self._mark_ids: list[str] = []
@@ -167,6 +165,7 @@ class Recorder:
         session = self.make_scope(semconv.SESSION, None, attrs)
         session.open_root(links)
         self.session = session
+        self.ensure_started()  # what is open is announced even while nothing ends
 
     def refresh_busy(self) -> None:
         """Whether scopes have to take the general path."""
@@ -182,6 +181,10 @@ class Recorder:
     def make_scope(self, name: str, index: int | None, attrs: dict[str, Any]) -> BaseScope:
         """A scope of this recorder's kind, not opened."""
         return self.spans.scope_class(self, name, index, attrs)
+
+    def make_loop_scope(self, name: str, index: int | None) -> BaseScope:
+        """A scope that a loop opens on the user's behalf, not opened."""
+        return self.spans.loop_class(self, name, index, {})
 
     def new_trace(self, *, limit: float | None = None) -> Trace:
         """A trace of our own, with the sampler's decision for it."""
@@ -199,7 +202,7 @@ class Recorder:
         try:
             return self._span_ids.pop()
         except IndexError:
-            self.overhead_due = True
+            self.spans.sample_next()
             self.batcher.relieve()
             fresh = ids.span_ids()
             last = fresh.pop()
@@ -226,7 +229,7 @@ class Recorder:
             return
         row = scope.row(scope.end_ns)
         if extra is not None and extra.device_time is not None:
-            self._ensure_started()
+            self.ensure_started()
             self._deferred_spans.append((row, extra.device_time))
         else:
             self.append_span(row)
@@ -252,14 +255,14 @@ class Recorder:
                 + ("its stream is capturing a CUDA graph" if graph else reason),
             )
             return
-        scope = None if orphan else current_scope(self, otel_context.get_current())
+        scope = None if orphan else current_scope(self, get_current())
         mark_id = self.next_mark_id()
         deferred = isinstance(made, Deferred)
         plain = made if isinstance(made, MarkValue) else MarkValue("float", None)
         record = MarkRecord(
             mark_id,
             scope.id if scope is not None else ROOT_SPAN_ID,
-            cut_text(clean_text(name), _MAX_NAME_BYTES),
+            cut_text(clean_text(name), MAX_NAME_BYTES),
             plain.value_type,
             plain.value,
             attributes(attrs)[0] if attrs else NO_ATTRS,
@@ -274,7 +277,7 @@ class Recorder:
                 scope.last_ns = max(scope.last_ns, record.ts_ns)
             scope.mark_event(record, deferred=deferred)
         if isinstance(made, Deferred):
-            self._ensure_started()
+            self.ensure_started()
             self._deferred.append((record, made))
         else:
             self.append_mark(record)
@@ -293,9 +296,10 @@ class Recorder:
             return
         mark_id = self.next_mark_id()
         scope.note_mark(mark_id)
+        cost = min(int(scope.ops * self.overhead_ns), max(0, now - scope.start_ns))
         self.append_mark(
             MarkRecord(
-                mark_id, scope.id, semconv.OVERHEAD, "int", int(scope.ops * self.overhead_ns),
+                mark_id, scope.id, semconv.OVERHEAD, "int", cost,
                 _ESTIMATED, now, "point", scope.iteration,
             )
         )  # fmt: skip
@@ -343,7 +347,7 @@ class Recorder:
         root.open_window_root(trace, [parent, self.session])
         trace.root = root
         trace.child_otel = msgspec.structs.replace(trace.otel, parent_span_id=root.id[:16])
-        self._ensure_started()
+        self.ensure_started()
         self.batcher.windows.append(root.row())
         return trace
 
@@ -367,16 +371,17 @@ class Recorder:
     # --- flushing --------------------------------------------------------------------------------------
 
     def _first_span(self, row: SpanRecord) -> None:
-        self._ensure_started()
+        self.ensure_started()
         self.append_span = self.batcher.spans.append
         self.append_span(row)
 
     def _first_mark(self, row: MarkRecord) -> None:
-        self._ensure_started()
+        self.ensure_started()
         self.append_mark = self.batcher.marks.append
         self.append_mark(row)
 
-    def _ensure_started(self) -> None:
+    def ensure_started(self) -> None:
+        """Start the flush thread of this process, from its first open scope or row on."""
         if not self.flushes.started:
             self.flushes.ensure()
             run_state.on_process_exit(self.finalize)
@@ -441,11 +446,11 @@ class Recorder:
                 time.sleep(_YIELD_S)
             if len(self.batcher.sealed) > 1:
                 self._write()
-        extra: dict[str, Any] = {}
+        open_rows: list[SpanRecord] | None = None
         names = tuple(scope.id for scope in scopes)
         if names != self._announced:
-            extra["open"] = [row for scope in scopes if (row := self._open_row(scope)) is not None]
-        self.batcher.seal(extra)
+            open_rows = [row for scope in scopes if (row := self._open_row(scope)) is not None]
+        self.batcher.seal(open_rows)
         if self._write():
             self._announced = names
         self.run_state.save(self.loops.iteration if self.loops is not None else 0)
@@ -650,7 +655,7 @@ class Recorder:
             count for reason, count in losses.items()
             if "mark" in reason or reason in ("graph_capture", "device_not_ready")
         )  # fmt: skip
-        context = current_scope(self, otel_context.get_current())
+        context = current_scope(self, get_current())
         try:
             spool_bytes = self.spool.size()
         except OSError:

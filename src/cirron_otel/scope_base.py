@@ -17,23 +17,19 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
-from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from cirron_otel import semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
+from cirron_otel.context import SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.values import Deferred, attribute_value, attributes, clean_text, cut_text
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from cirron_otel.recorder import Recorder
-
-#: OpenTelemetry keeps its key private; a context with one span in it tells it.
-(SPAN_KEY,) = otel_trace.set_span_in_context(otel_trace.INVALID_SPAN, Context())
-SCOPE_KEY = otel_context.create_key("cirron-scope")
 
 #: INHERITED: open in the process this one was forked from, which will write its row.
 NEW, OPEN, ENDED, INHERITED = 0, 1, 2, 3
@@ -116,12 +112,11 @@ class BaseScope:
     """
 
     __slots__ = (
-        "__weakref__", "_offset", "_rec", "_state", "above", "attrs", "auto", "counters", "ctx", "depth",
-        "end_ns", "extra", "id", "index", "iteration", "last_ns", "marks", "name", "ops", "otel",
+        "__dict__", "__weakref__", "_offset", "_rec", "_state", "above", "attrs", "ctx", "depth",
+        "end_ns", "id", "index", "iteration", "last_ns", "marks", "name", "ops", "otel",
         "prev", "start_ns", "thread_id", "trace",
     )  # fmt: skip
 
-    # A closed set of names, so that a subclass need not repeat them.
     _rec: Recorder
     name: str
     index: int | None
@@ -137,9 +132,12 @@ class BaseScope:
     end_ns: int
     iteration: int | Any
     marks: list[str] | None
-    extra: Extra | None
+    # What few scopes set is no slot: it costs nothing until it is.
+    extra: Extra | None = None
+    #: Opened by a loop on the user's behalf.
+    auto: bool = False
     #: Of an epoch: how many children of a kind a loop has numbered in it.
-    counters: dict[str, int] | None
+    counters: dict[str, int] | None = None
 
     def __init__(self, rec: Recorder, name: str, index: int | None, attrs: dict[str, Any]) -> None:
         self._rec = rec
@@ -147,11 +145,8 @@ class BaseScope:
         self.index = index
         self.attrs = attrs
         self.marks = None
-        self.extra = None
         self.ctx = None
         self.ops = 0
-        self.auto = False
-        self.counters = None
         self._state = NEW
 
     def rename(self, name: str) -> None:
@@ -211,9 +206,11 @@ class BaseScope:
             if self._state != NEW:
                 self._reenter()
             return False
+        if not rec.flushes.started:
+            rec.ensure_started()
         if rec.pending:
             rec.loops.activity()
-        context = otel_context.get_current()
+        context = get_current()
         if parent is None:
             parent = current_scope(rec, context)
         if parent is None:
@@ -242,7 +239,7 @@ class BaseScope:
         if attach:
             self.prev = context
             self.ctx = self.attached(context)
-            otel_context.attach(self.ctx)
+            attach_context(self.ctx)
         return True
 
     def attached(self, context: Context) -> Context:
@@ -254,10 +251,10 @@ class BaseScope:
         rec = self._rec
         self._open_in(rec.new_trace(), links)
         rec.open[self.id] = self
-        context = otel_context.get_current()
+        context = get_current()
         self.prev = context
         self.ctx = self.attached(context)
-        otel_context.attach(self.ctx)
+        attach_context(self.ctx)
 
     def open_window_root(self, window: Trace, linked: list[BaseScope | None]) -> None:
         """Open as the root of a window trace; no part of the canonical tree, never current."""
@@ -290,7 +287,7 @@ class BaseScope:
 
     def restore_after_session(self) -> None:
         """After the session has ended: nothing of ours stays current on this thread."""
-        context = otel_context.get_current()
+        context = get_current()
         scope = context.get(SCOPE_KEY)
         if isinstance(scope, BaseScope) and scope._rec is self._rec:  # noqa: SLF001
             before = Context() if self.ctx is None else self.prev
@@ -302,7 +299,7 @@ class BaseScope:
                 restored[SPAN_KEY] = before[SPAN_KEY]
             elif span is not scope._span():  # noqa: SLF001 - a third-party span stays current
                 restored[SPAN_KEY] = span
-            otel_context.attach(Context(restored))
+            attach_context(Context(restored))
 
     def _reenter(self) -> None:
         if self._state == OPEN:
@@ -407,7 +404,7 @@ class BaseScope:
         if self._state == OPEN:
             now = self._rec.clock.monotonic_ns() + self._offset if end_ns is None else end_ns
             if restore and self.ctx is not None:
-                self._end_inner(otel_context.get_current(), now)
+                self._end_inner(get_current(), now)
             self._state = ENDED
             self.end_ns = end = max(now, self.start_ns)
             if exc is not None and not isinstance(exc, GeneratorExit):
@@ -450,7 +447,7 @@ class BaseScope:
 
     def _restore(self) -> None:
         """Make the nearest open ancestor current, if this scope (or what ended in it) is."""
-        context = otel_context.get_current()
+        context = get_current()
         scope = context.get(SCOPE_KEY)
         while isinstance(scope, BaseScope) and scope is not self and scope._state != OPEN:
             scope = scope.above
@@ -467,7 +464,7 @@ class BaseScope:
                 before = above.prev
             above = above.above
         if context is self.ctx:
-            otel_context.attach(before)
+            attach_context(before)
             return
         restored: dict[str, Any] = {
             key: value for key, value in context.items() if key not in (SPAN_KEY, SCOPE_KEY)
@@ -475,7 +472,20 @@ class BaseScope:
         for key in (SPAN_KEY, SCOPE_KEY):
             if key in before:
                 restored[key] = before[key]
-        otel_context.attach(Context(restored))
+        attach_context(Context(restored))
+
+    def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:  # noqa: ARG002 - see ScopeSpan
+        """Open the short way where there is one; says whether it was opened."""
+        return False
+
+    def add_closed(
+        self, name: str, start_ns: int, end_ns: int, exc: BaseException | None = None
+    ) -> None:
+        """Record a child that is over already."""
+        child = self._rec.make_scope(name, None, {})
+        child.auto = True
+        if child.open(parent=self, start_ns=start_ns, attach=False):
+            child.close(end_ns=end_ns, exc=exc, restore=False)
 
     # --- what is recorded --------------------------------------------------------------------
 
@@ -493,13 +503,13 @@ class BaseScope:
             extra.status = otel_trace.StatusCode.ERROR
             extra.status_message = short
         self.attrs = {**self.attrs, semconv.ERROR: short}
-        stack = "".join(traceback.format_exception(kind, exc, exc.__traceback__))
+        stack = _stack(exc)
         self.note_event(
             semconv.EXCEPTION_EVENT,
             {
                 semconv.EXCEPTION_TYPE: name,
                 semconv.EXCEPTION_MESSAGE: cut_text(message, _MAX_STACK_TEXT),
-                semconv.EXCEPTION_STACKTRACE: clean_text(stack[-_MAX_STACK_TEXT:]),
+                semconv.EXCEPTION_STACKTRACE: clean_text(stack),
             },
         )
 
@@ -651,3 +661,12 @@ def _message(exc: BaseException) -> str:
         return str(exc)
     except Exception:  # noqa: BLE001 - a user's __str__ may raise anything
         return "<no message: __str__ raised>"
+
+
+def _stack(exc: BaseException) -> str:
+    try:
+        text = "".join(traceback.format_exception(type(exc), exc, exc.__traceback__))
+    except Exception as error:  # noqa: BLE001 - hardly any stack left, or an odd exception class
+        return f"<no traceback: {type(error).__name__}>"
+    half = _MAX_STACK_TEXT // 2
+    return text if len(text) <= _MAX_STACK_TEXT else f"{text[:half]}\n[...]\n{text[-half:]}"

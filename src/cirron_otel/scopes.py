@@ -13,15 +13,16 @@ import inspect
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from opentelemetry import context as otel_context
-from opentelemetry.context import get_current
+from opentelemetry.context import Context
 
 from cirron_otel import children, recorder
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord
+from cirron_otel.context import SCOPE_KEY, attach_context, get_current
 from cirron_otel.joined import JoinedScope
 from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.loops import EVALUATION, TRAIN, Loops
-from cirron_otel.scope_base import NO_ATTRS, OPEN, SCOPE_KEY, BaseScope
+from cirron_otel.provider import OwnSpans
+from cirron_otel.scope_base import NO_ATTRS, OPEN, BaseScope
 from cirron_otel.spans import ScopeSpan
 
 if TYPE_CHECKING:
@@ -62,7 +63,9 @@ class TimedScope(Scope):
 
     def __enter__(self) -> TimedScope:
         """As for any scope, timed."""
-        clock = self._rec.clock.monotonic_ns
+        rec = self._rec
+        rec.spans.scope_class = Scope
+        clock = rec.clock.monotonic_ns
         begun = clock()
         super().__enter__()
         self._cost = clock() - begun
@@ -85,7 +88,13 @@ class TimedScope(Scope):
 def note_cost(rec: recorder.Recorder, cost_ns: int) -> None:
     """Take one measured cost into the running estimate."""
     known = rec.overhead_ns
-    rec.overhead_ns = known + (cost_ns - known) / 16 if known else float(cost_ns)
+    if not known:
+        rec.overhead_ns = float(cost_ns)
+    elif cost_ns < known:
+        # The first one measured is a cold one and must not weigh for long.
+        rec.overhead_ns = known + (cost_ns - known) / 4
+    else:
+        rec.overhead_ns = known + (min(cost_ns, 4 * known) - known) / 16
 
 
 class Joined(_Decorates, JoinedScope):
@@ -147,11 +156,8 @@ def scope(name: Any = _MISSING, /, index: int | None = None, **attrs: Any) -> An
     rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None:
         return IdleScope(name, index, attrs)
-    if index is not None and type(index) is not int:
+    if index is not None and (type(index) is not int or not _INT_MIN <= index <= _INT_MAX):
         index, attrs = _checked_index(rec, name, index, attrs)
-    if rec.overhead_due and rec.spans.lean:
-        rec.overhead_due = False
-        return TimedScope(rec, name, index, attrs)
     return rec.spans.scope_class(rec, name, index, attrs)
 
 
@@ -159,10 +165,15 @@ def _checked_index(
     rec: recorder.Recorder, name: str, index: object, attrs: dict[str, Any]
 ) -> tuple[int | None, dict[str, Any]]:
     try:
-        return int(index.__index__()), attrs  # type: ignore[attr-defined]
-    except Exception:  # noqa: BLE001 - whatever the user's object raises
-        rec.guard.warn("index", f"scope {name!r}: index {index!r} is no integer; kept as attribute")
-        return None, {"index": index, **attrs}
+        number = int(index.__index__())  # type: ignore[attr-defined]
+        if _INT_MIN <= number <= _INT_MAX:
+            return number, attrs
+    except Exception:  # noqa: BLE001, S110 - whatever the user's object raises
+        pass
+    rec.guard.warn(
+        "index", f"scope {name!r}: its index is no 64-bit integer; it is kept as an attribute"
+    )
+    return None, {"index": index, **attrs}
 
 
 def decorated(
@@ -251,7 +262,7 @@ class _Held:
 
     def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
         self._scope = held
-        self._before: otel_context.Context | None = None
+        self._before: Context | None = None
 
     def __enter__(self) -> _Running:
         held = self._scope
@@ -283,19 +294,19 @@ class _Running:
 
     def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
         self._scope = held
-        self._before: otel_context.Context | None = None
-        self._mine: otel_context.Context | None = None
+        self._before: Context | None = None
+        self._mine: Context | None = None
 
     def __enter__(self) -> None:
         held = self._scope
         if isinstance(held, BaseScope) and held.is_open:
             self._before = get_current()
             self._mine = held.attached(self._before)
-            otel_context.attach(self._mine)
+            attach_context(self._mine)
 
     def __exit__(self, *exc_info: object) -> None:
         if self._before is not None and get_current() is self._mine:
-            otel_context.attach(self._before)
+            attach_context(self._before)
         self._before = None
 
 
@@ -492,7 +503,11 @@ def _guarded(rec: recorder.Recorder, call: Callable[..., object], *args: object)
 
 def adopt(rec: recorder.Recorder) -> recorder.Recorder:
     """Give a new recorder its kind of scope and its loops."""
-    rec.spans.scope_class = Scope if rec.spans.lean else Joined
+    spans = rec.spans
+    if isinstance(spans, OwnSpans):
+        spans.scope_class, spans.timed_class = Scope, TimedScope
+    else:
+        spans.scope_class = Joined
     rec.loops = Loops(rec)
     return rec
 

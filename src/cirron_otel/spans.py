@@ -19,21 +19,20 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from opentelemetry import trace as otel_trace
-from opentelemetry.context import Context, attach, get_current
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import Event
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
 from opentelemetry.util.types import Attributes
 
 from cirron_otel import semconv
 from cirron_otel.batch import MarkRecord, SpanRecord
+from cirron_otel.context import SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.scope_base import (
     ENDED,
     MAX_DEPTH,
     NEW,
     NO_ATTRS,
     OPEN,
-    SCOPE_KEY,
-    SPAN_KEY,
     BaseScope,
     Extra,
 )
@@ -57,7 +56,9 @@ class ScopeSpan(BaseScope):
     what exporters read of a ``ReadableSpan``.
     """
 
-    __slots__ = ("_context", "_events", "_read")
+    __slots__ = ("_events", "_read")
+
+    _context: SpanContext | None = None
 
     def __init__(
         self,
@@ -71,66 +72,91 @@ class ScopeSpan(BaseScope):
         self.index = index
         self.attrs = attrs
         self.marks = None
-        self.extra = None
         self.ctx = None
         self.ops = 0
-        self.auto = False
-        self.counters = None
         self._state = NEW
-        self._context: SpanContext | None = None
 
     # --- hot path ------------------------------------------------------------------------------
 
     def __enter__(self) -> ScopeSpan:  # noqa: PYI034 - subclasses are ours
         """Open the scope under the current one; it becomes current."""
-        rec = self._rec
         try:
-            context = get_current()
-            parent: Any = context.get(SCOPE_KEY)
-            if (
-                rec.busy
-                or parent is None
-                or parent._state != OPEN
-                or parent.ctx is not context
-                or parent._rec is not rec
-                or self._state != NEW
-                or (depth := parent.depth + 1) > MAX_DEPTH
-                or (
-                    (trace := parent.trace).count >= trace.limit
-                    and ((trace := trace.window) is None or trace.count >= trace.limit)
-                )
-            ):
+            if not self.open_here(None, None, 0):
                 self.open()
-                return self
-            trace.count += 1
-            try:
-                self.id = rec.pop_span_id() + trace.low
-            except IndexError:
-                self.id = rec.next_span_id() + trace.low
-            self.trace = trace
-            if trace is parent.trace:
-                self.otel = trace.otel
-            else:
-                self.otel = trace.child_otel
-                trace.last = self
-            self.above = parent
-            self.depth = depth
-            self.iteration = parent.iteration
-            self.thread_id = get_ident()
-            self.prev = context
-            if len(context) == 2:  # noqa: PLR2004 - our two keys and nothing else
-                self.ctx = new = Context({SPAN_KEY: self, SCOPE_KEY: self})
-            else:
-                self.ctx = new = Context({**context, SPAN_KEY: self, SCOPE_KEY: self})
-            attach(new)
-            rec.open[self.id] = self
-            self._state = OPEN
-            clock = rec.clock
-            self._offset = offset = clock.offset_ns
-            self.start_ns = self.last_ns = clock.monotonic_ns() + offset
         except Exception as error:  # noqa: BLE001 - see _guard
-            rec.guard.swallow("scope.enter", error)
+            self._rec.guard.swallow("scope.enter", error)
         return self
+
+    def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:
+        """Open under the current scope, if that can be done the short way; says whether it was.
+
+        ``start_ns`` back-dates, ``iteration`` numbers a step, ``reserve`` is the room that must be
+        left in the trace. Where it says False nothing has happened: use :meth:`open`.
+        """
+        rec = self._rec
+        context = get_current()
+        parent: Any = context.get(SCOPE_KEY)
+        if (
+            rec.busy
+            or parent is None
+            or parent._state != OPEN
+            or parent.ctx is not context
+            or self._state
+            or (depth := parent.depth + 1) > MAX_DEPTH
+            or (
+                (trace := parent.trace).count >= trace.limit - reserve
+                and ((trace := trace.window) is None or trace.count >= trace.limit - reserve)
+            )
+        ):
+            return False
+        trace.count += 1
+        try:
+            self.id = rec.pop_span_id() + trace.low
+        except IndexError:
+            self.id = rec.next_span_id() + trace.low
+        self.trace = trace
+        if trace is parent.trace:
+            self.otel = trace.otel
+        else:
+            self.otel = trace.child_otel
+            trace.last = self
+        self.above = parent
+        self.depth = depth
+        self.iteration = parent.iteration if iteration is None else iteration
+        self.thread_id = get_ident()
+        self.prev = context
+        if len(context) == 2:  # noqa: PLR2004 - our two keys and nothing else
+            self.ctx = new = Context({SPAN_KEY: self, SCOPE_KEY: self})
+        else:
+            self.ctx = new = Context({**context, SPAN_KEY: self, SCOPE_KEY: self})
+        attach_context(new)
+        clock = rec.clock
+        self._offset = offset = clock.offset_ns
+        if start_ns is None:
+            start_ns = clock.monotonic_ns() + offset
+        self.start_ns = self.last_ns = start_ns
+        self._state = OPEN
+        rec.open[self.id] = self
+        return True
+
+    def add_closed(
+        self, name: str, start_ns: int, end_ns: int, exc: BaseException | None = None
+    ) -> None:
+        """Record a child that is over already."""
+        rec, trace = self._rec, self.trace
+        if rec.busy or exc is not None or self._state != OPEN or trace.count >= trace.limit:
+            super().add_closed(name, start_ns, end_ns, exc)
+            return
+        trace.count += 1
+        self.ops += 1
+        self.last_ns = max(self.last_ns, end_ns)
+        rec.append_span(
+            SpanRecord(
+                rec.next_span_id() + trace.low, name, self.id, None, start_ns, end_ns,
+                None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (), UNSET,
+                self.iteration, UNSET, trace.otel,
+            )
+        )  # fmt: skip
 
     def __exit__(
         self,
@@ -145,7 +171,6 @@ class ScopeSpan(BaseScope):
                 exc is not None
                 or self._state != OPEN
                 or rec.busy
-                or self.ops
                 or self.extra is not None
                 or get_current() is not self.ctx
                 or (above := self.above) is None
@@ -155,9 +180,12 @@ class ScopeSpan(BaseScope):
                 return
             self._state = ENDED
             self.end_ns = end = rec.clock.monotonic_ns() + self._offset
-            attach(self.prev)
-            above.ops += 1
+            attach_context(self.prev)
             above.last_ns = end
+            if self.ops:
+                rec.overhead_mark(self, end)
+                above.ops += self.ops
+            above.ops += 1
             if self.attrs or self.marks:
                 rec.append_span(self.row(end))
             else:
