@@ -58,7 +58,7 @@ def lost(result: Result, n: int) -> int:
     warm = int(result["spans"].get("warm", 0)) + int(result["marks"].get("warm", 0))
     others = sum(result["spans"].values()) + sum(result["marks"].values()) - found - warm
     twice = found + warm + others - int(result["ids"])
-    return 2 * n - (found - twice) + int(result["strays"])
+    return int(2 * n - (found - twice) + result["strays"])
 
 
 def measure(bench: Bench) -> list[Row]:

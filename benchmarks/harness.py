@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -117,7 +118,7 @@ class Bench:
         """A number of repetitions."""
         return quick if self.quick else full
 
-    def rounds(  # noqa: PLR0913 - what a comparison is made of
+    def rounds(  # noqa: PLR0913, PLR0917 - what a comparison is made of
         self,
         name: str,
         script: str,
@@ -253,12 +254,7 @@ def spool_rows(directory: Path) -> Result:
     ``ids`` counts the different span and mark ids, so that a row written twice does not make up
     for one that was lost; ``strays`` counts the marks whose span is not there.
     """
-    msgspec = load("msgspec")
-    span = msgspec.defstruct("Span", [("id", str), ("name", str)], gc=False)
-    mark = msgspec.defstruct("Mark", [("id", str), ("name", str), ("span_id", str)], gc=False)
-    decoder = msgspec.json.Decoder(
-        msgspec.defstruct("Batch", [("spans", list[span]), ("marks", list[mark])])
-    )
+    decoder = load("msgspec").json.Decoder(_batch_type())
     spans: Counter[str] = Counter()
     marks: Counter[str] = Counter()
     span_ids: set[str] = set()
@@ -283,6 +279,17 @@ def spool_rows(directory: Path) -> Result:
     }
 
 
+def _batch_type() -> Any:  # noqa: ANN401 - a class, made where msgspec is loaded
+    """As much of a batch as is counted; a decoder passes over the rest."""
+    make = load("msgspec").defstruct
+    span = make("Span", [("id", str), ("name", str)], gc=False)
+    mark = make("Mark", [("id", str), ("name", str), ("span_id", str)], gc=False)
+    return make(
+        "Batch",
+        [("spans", types.GenericAlias(list, span)), ("marks", types.GenericAlias(list, mark))],
+    )
+
+
 def expect_rows(rounds: Iterable[Round], side: str, kind: str, name: str, count: int) -> None:
     """Raise :class:`SideError` unless the side wrote ``count`` rows in every round.
 
@@ -299,17 +306,17 @@ def expect_rows(rounds: Iterable[Round], side: str, kind: str, name: str, count:
 
 def median_of(rounds: Iterable[Round], side: str, key: str = "us") -> float:
     """The median of one number of one side."""
-    return statistics.median(one[side][key] for one in rounds)
+    return statistics.median(float(one[side][key]) for one in rounds)
 
 
 def median_ratio(rounds: Iterable[Round], side: str, peer: str, key: str = "us") -> float:
     """The median of the rounds' ratios."""
-    return statistics.median(one[side][key] / one[peer][key] for one in rounds)
+    return statistics.median(float(one[side][key] / one[peer][key]) for one in rounds)
 
 
 def median_excess(rounds: Iterable[Round], side: str, peer: str, key: str = "us") -> float:
     """The median of the rounds' differences."""
-    return statistics.median(one[side][key] - one[peer][key] for one in rounds)
+    return statistics.median(float(one[side][key] - one[peer][key]) for one in rounds)
 
 
 def not_measured(work: str, error: SideError) -> Row:

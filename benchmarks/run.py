@@ -5,14 +5,14 @@
     benchmarks/run.py --only scope,mark    some groups; keeps nothing
     benchmarks/run.py --scorecard          as the first, and puts the table into docs/scorecard.md
 
-Ends with 0 when everything could be measured, else with 1; with ``--check`` also with 1 when a
-"must" is missed.
+The whole takes about 15 minutes and needs a quiet machine. Ends with 0 when everything could be
+measured, else with 1; with ``--check`` also with 1 when a "must" is missed.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import datetime as dt
 import json
 import os
 import platform
@@ -46,6 +46,8 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "stall": stall.measure,
 }
 PACKAGES = ("cirron-sdk", "opentelemetry-sdk", "msgspec", "torch")
+#: A load average above this says that somebody else is at work.
+QUIET = 0.5
 SCORECARD = HERE.parent / "docs" / "scorecard.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 EXPLANATION = (
@@ -185,8 +187,10 @@ def main() -> int:
         parser.error("--scorecard needs every group")
 
     about = machine()
-    date = datetime.datetime.now(tz=datetime.UTC).date().isoformat()
+    date = dt.datetime.now(tz=dt.UTC).date().isoformat()
     bench = Bench(quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
+    if about["load_before"] > QUIET:
+        bench.say(f"load is {about['load_before']}: the ratios will be as restless as the machine")
     rows = measured(bench, names)
     about["load_after"] = round(os.getloadavg()[0], 2)
     print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}. {EXPLANATION}\n")

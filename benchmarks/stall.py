@@ -11,6 +11,7 @@ from __future__ import annotations
 import gc
 import time
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 from harness import Bench, Result, Row, child, load, median_excess, median_of, run_side, spool_rows
@@ -114,8 +115,8 @@ def recorded(ci: Any, n: int, work: int) -> Result:  # noqa: ANN401 - ours or th
     return {**summary(turns, during), "kept": len(kept)}
 
 
-SIDES = {
-    "calibrate": lambda: calibrate(),
+SIDES: dict[str, Callable[..., Result]] = {
+    "calibrate": calibrate,
     "plain": plain,
     "ours": lambda n, work: recorded(load("cirron_otel"), n, work),
     "cirron-sdk": lambda n, work: recorded(load("cirron"), n, work),
@@ -126,7 +127,7 @@ def measure(bench: Bench) -> list[Row]:
     """The excess of the recorded loop's slowest turns over the plain loop's."""
     params = {"n": bench.pick(5_000, 2_000), **run_side(SCRIPT, "calibrate", {})}
     sides = ["plain", "ours", "cirron-sdk"]
-    done = bench.rounds("stall", SCRIPT, sides, bench.pick(7, 2), params, lambda at: spool_rows(at))
+    done = bench.rounds("stall", SCRIPT, sides, bench.pick(7, 2), params, spool_rows)
     rows = []
     for key, label, must, goal in (("p999_ms", "p99.9", 0.5, 0.2), ("max_ms", "maximum", 5, 1)):
         alone = median_of(done, "plain", key)

@@ -69,7 +69,7 @@ def test_a_subclass_with_its_own_run_records_under_its_starter() -> None:
         worker.start()
         worker.join()
         assert "run" not in vars(worker)
-        timer = threading.Timer(0.01, lambda: ci.scope("timer").__enter__().__exit__(None, None, None))
+        timer = threading.Timer(0.01, ci.scope("timer")(int))
         timer.start()
         timer.join()
     assert canonical(finished()) == "outer\n  worker\n  timer"

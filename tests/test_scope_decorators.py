@@ -243,9 +243,7 @@ def test_an_async_generator_is_closed_by_its_consumer() -> None:
             out.append(await one.asend("sent"))  # type: ignore[attr-defined]
         out.append(await one.athrow(ValueError("x")))  # type: ignore[attr-defined]
         await one.aclose()  # type: ignore[attr-defined]
-        async for value in agen():
-            out.append(value)
-        return out
+        return out + [value async for value in agen()]
 
     assert inspect.isasyncgenfunction(agen)
     assert asyncio.run(main()) == [1, 2, 3, 1, 2]

@@ -387,6 +387,29 @@ def test_a_clock_that_steps_back_makes_no_negative_or_wrong_length() -> None:
     assert rows.one("after").start_ns < rows.one("before").start_ns - 3_000_000_000_000
 
 
+def test_a_clock_step_during_a_fetch_changes_no_length() -> None:
+    """Data loading, step, epoch and session last as long as they did (C-W31, decision 7)."""
+    rec = recorder._current
+    assert rec is not None
+    steps = iter([3_600_000_000_000, -7_200_000_000_000, 0])
+
+    def source() -> Iterator[int]:
+        for number, step in enumerate(steps):
+            rec.clock.wall_ns = lambda step=step: time.time_ns() + step  # type: ignore[misc]
+            assert ci.flush()
+            yield number
+
+    for _ in ci.epochs(range(1)):
+        for _ in ci.batches(source()):
+            time.sleep(0.01)
+    rows = finished()
+    assert len(rows.named("data_load")) == 3
+    for one in rows.spans:
+        assert 0 < one.end_ns - one.start_ns < 5_000_000_000, one.name
+    for one in rows.named("step"):
+        assert one.end_ns - one.start_ns >= 10_000_000
+
+
 def test_the_cost_of_recording_stands_on_scopes_with_children() -> None:
     """``cirron.overhead_ns`` is marked, estimated, where a scope has children (decision 13)."""
     for _ in range(4):

@@ -27,6 +27,7 @@ MAX_MARK_IDS = 1024
 ROOT_SPAN_ID = "root"
 
 _UNKNOWN = "(unknown)"
+_HEX_32 = "^[0-9a-f]{32}$"
 
 
 class SpanOtel(msgspec.Struct, gc=False, omit_defaults=True):
@@ -237,21 +238,42 @@ def _record(raw: object, kind: type[_R], where: str) -> _R:
 
 
 def _set_apart(raw: dict[str, Any], kind: type) -> None:
-    unknown = {key: raw.pop(key) for key in raw.keys() - _KNOWN[kind]}
+    unknown = {key: raw.pop(key) for key in list(raw) if key not in _KNOWN[kind]}
     if unknown:
         raw[_UNKNOWN] = unknown
 
 
 def json_schema() -> Mapping[str, Any]:
-    """JSON Schema (2020-12) of a batch file, made from the types above."""
-    (schema,), components = msgspec.json.schema_components(
-        [Batch], ref_template="#/$defs/{name}"
-    )
-    for definition in components.values():
-        definition.get("properties", {}).pop(_UNKNOWN, None)
+    """JSON Schema (2020-12) of the batch files we write, made from the types above.
+
+    Stricter than :func:`decode` where readers must be patient and writers have no excuse: every
+    field of the seed is there, closed spans have an end, enumerations hold nothing else.
+    """
+    _, components = msgspec.json.schema_components([Batch], ref_template="#/$defs/{name}")
+    for kind in (SpanOtel, SpanRecord, MarkRecord, SnapshotRecord, Batch):
+        definition = components[kind.__name__]
+        properties = definition["properties"]
+        properties.pop(_UNKNOWN, None)
+        for field in properties.values():
+            field.pop("default", None)
+        definition["required"] = [
+            field.encode_name
+            for field in msgspec.structs.fields(kind)
+            if field.default is not UNSET
+        ]
+    batch, mark = components["Batch"]["properties"], components["MarkRecord"]["properties"]
+    batch["schema_version"] = {"const": SCHEMA_VERSION}
+    batch["batch_id"]["pattern"] = _HEX_32
+    batch["spans"]["items"]["required"] = ["end_ns"]
+    components["SpanRecord"]["properties"]["id"]["pattern"] = _HEX_32
+    mark["id"]["pattern"] = _HEX_32
+    mark["span_id"]["pattern"] = f"{_HEX_32}|^{ROOT_SPAN_ID}$"
+    mark["value_type"]["enum"] = ["float", "int", "string", "bool"]
+    mark["value_nonfinite"]["enum"] = ["nan", "inf", "-inf"]
+    mark["kind"]["enum"] = ["point", "summary"]
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "Cirron spool v1 batch",
-        **schema,
+        "$ref": "#/$defs/Batch",
         "$defs": components,
     }

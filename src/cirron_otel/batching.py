@@ -166,9 +166,9 @@ class Batcher:
         }
 
         def step() -> bool:
-            for name in left:
+            for name, more in left.items():
                 queue = getattr(self, name)
-                if left[name] > 0 and queue:
+                if more > 0 and queue:
                     with self._lock:
                         left[name] -= self._encode_slice(name, queue, SLICE_ROWS)
                         if self._full():
@@ -293,12 +293,12 @@ def _fitting(row: _Row) -> _Row:
     if isinstance(row, SnapshotRecord) or len(encode_rows([row])) <= _CHUNK_BYTES:
         return row
     sizes = {key: len(encode_rows([value])) for key, value in row.attrs.items()}
-    events = row.otel.events if isinstance(row, SpanRecord) and row.otel is not UNSET else UNSET
-    room = _CHUNK_BYTES // (2 if events is not UNSET else 1) - 100_000
-    total = sum(sizes.values()) + sum(len(key) for key in sizes)
+    otel = row.otel if isinstance(row, SpanRecord) else UNSET
+    room = _CHUNK_BYTES // (2 if otel is not UNSET and otel.events else 1) - 100_000
+    total = sum(sizes.values()) + sum(len(key.encode()) for key in sizes)
     cut: list[str] = []
     for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if total <= room:
+        if total <= room or sizes[key] <= _CUT_BYTES:
             break
         value = row.attrs[key]
         text = value if isinstance(value, str) else encode_rows([value]).decode()
@@ -308,15 +308,17 @@ def _fitting(row: _Row) -> _Row:
     if total > room:  # so many small ones that cutting each does not help
         kept = 0
         for key in list(row.attrs):
-            kept += len(key) + sizes[key]
-            if kept > room or len(key) > _CUT_BYTES:
+            size = len(key.encode()) + min(sizes[key], _CUT_BYTES)
+            if kept + size > room or len(key) > MAX_NAME_BYTES:
                 del row.attrs[key]
+            else:
+                kept += size
         cut = [key for key in cut if key in row.attrs]
         row.attrs[ATTRIBUTES_LEFT_OUT] = len(sizes) - len(row.attrs)
     if isinstance(row, SpanRecord):
         row.attrs_truncated = [*(row.attrs_truncated or []), *cut] or UNSET
-        if events is not UNSET:
-            row.otel = _fewer_events(row.otel, room)
+        if otel is not UNSET:
+            row.otel = _fewer_events(otel, room)
     return row
 
 

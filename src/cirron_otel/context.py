@@ -21,6 +21,10 @@ from opentelemetry.context import Context
 (SPAN_KEY,) = otel_trace.set_span_in_context(otel_trace.INVALID_SPAN, Context())
 SCOPE_KEY = otel_context.create_key("cirron-scope")
 
+#: In place of the context that a scope attached, once it has ended: a scope and a context that hold
+#: each other would have to wait for the garbage collector.
+GONE = Context()
+
 
 def _find_variable() -> contextvars.ContextVar[Context] | None:
     probe = Context({SCOPE_KEY: "probe"})

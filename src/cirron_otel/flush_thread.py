@@ -157,6 +157,7 @@ class FlushThread:
                     "flush_thread", f"flush thread died of {error!r}, again in {backoff:.0f} s"
                 )
                 self._bell.acquire(timeout=backoff)
+                self.ring()  # the loop begins with a flush: somebody may be waiting for it
 
     def _loop(self) -> None:
         while not self._stopping:

@@ -7,29 +7,36 @@ row. A span that the sampler dropped is still recorded in the spool: sampling de
 
 from __future__ import annotations
 
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from opentelemetry import trace as otel_trace
-from opentelemetry.trace import Status, StatusCode, TraceFlags
+from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
-from cirron_otel import ids, semconv
-from cirron_otel.batch import MarkRecord, SpanOtel
+from cirron_otel import semconv
+from cirron_otel.batch import MarkRecord, SpanOtel, SpanRecord
+from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.processor import SpoolSpanProcessor
-from cirron_otel.provider import Limits
-from cirron_otel.scope_base import BaseScope, Extra
-from cirron_otel.spans import mark_attributes
+from cirron_otel.provider import Limits, blame
+from cirron_otel.scope_base import ENDED, MAX_DEPTH, NEW, NO_ATTRS, OPEN, BaseScope, Extra
+from cirron_otel.span_api import SpanMethods, mark_attributes, shown_value
 from cirron_otel.values import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from types import TracebackType
 
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import SpanContext
     from opentelemetry.util.types import Attributes
 
     from cirron_otel.recorder import Recorder
+
+#: Attributes that a scope does not share with its children.
+_OWN = (semconv.INDEX, semconv.PARENT_ID)
+_LOW = (1 << 64) - 1
 
 
 class SpoolOnlySpan(otel_trace.NonRecordingSpan):
@@ -41,7 +48,7 @@ class SpoolOnlySpan(otel_trace.NonRecordingSpan):
 
     def is_recording(self) -> bool:
         """Whether the scope takes attributes and events."""
-        return self._scope.is_open
+        return self._scope.is_recording()
 
     def set_attribute(self, key: str, value: object) -> None:
         """Set one attribute of the scope."""
@@ -55,39 +62,167 @@ class SpoolOnlySpan(otel_trace.NonRecordingSpan):
         self, name: str, attributes: Attributes = None, timestamp: int | None = None
     ) -> None:
         """Add an event to the scope."""
-        if self._scope.is_open:
-            BaseScope.note_event(self._scope, name, dict(attributes or {}), timestamp)
+        self._scope.add_event(name, attributes, timestamp)
+
+    def add_link(self, context: SpanContext, attributes: Attributes = None) -> None:
+        """Add a link to the scope."""
+        self._scope.add_link(context, attributes)
+
+    def update_name(self, name: str) -> None:
+        """Rename the scope."""
+        self._scope.update_name(name)
+
+    def set_status(self, status: Status | StatusCode, description: str | None = None) -> None:
+        """Set the scope's status."""
+        self._scope.set_status(status, description)
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Attributes = None,
+        timestamp: int | None = None,
+        escaped: bool = False,  # noqa: FBT001, FBT002 - OTel's signature
+    ) -> None:
+        """Record an exception on the scope."""
+        self._scope.record_exception(exception, attributes, timestamp, escaped)
+
+    def end(self, end_time: int | None = None) -> None:
+        """End the scope."""
+        self._scope.end(end_time)
 
 
-class JoinedScope(BaseScope):
+class JoinedScope(SpanMethods):
     """A scope whose span the application's provider made (:attr:`span`)."""
 
-    __slots__ = ("_given", "_marks_shown", "exported", "span")
+    __slots__ = ("_given", "_seen", "_shared", "exported", "span")
 
     span: otel_trace.Span
+    #: What the span was started with: all of it, the user's part before cleaning, and the part
+    #: that is the same for the children.
     _given: dict[str, Any]
-    _marks_shown: int
+    _seen: dict[str, Any] | None
+    _shared: dict[str, Any]
     #: Whether the application's sampler keeps the span.
     exported: bool
+    _marks_shown = 0
+
+    # --- hot path ------------------------------------------------------------------------------
+
+    def __enter__(self) -> JoinedScope:  # noqa: PYI034 - subclasses are ours
+        """Open the scope under the current one; it becomes current."""
+        try:
+            if not self.open_here(None, None, 0):
+                self.open()
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("scope.enter", error)
+        return self
+
+    def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:
+        """Open under the current scope, if that can be done the short way; says whether it was."""
+        rec = self._rec
+        context = get_current()
+        parent: Any = context.get(SCOPE_KEY)
+        if (
+            iteration is not None
+            or self.name == semconv.EPOCH  # its children carry its index
+            or rec.pending
+            or rec.resources
+            or parent is None
+            or parent._state != OPEN  # noqa: SLF001 - a scope's own kind
+            or parent.ctx is not context
+            or parent._rec is not rec  # noqa: SLF001 - a scope's own kind
+            or self._state != NEW
+            or not parent.exported
+            or parent.thread_id != get_ident()
+            or (depth := parent.depth + 1) > MAX_DEPTH
+            or (trace := parent.trace).count >= trace.limit - reserve
+        ):
+            return False
+        trace.count += 1
+        if not trace.count & 63:
+            rec.batcher.relieve()
+        clock = rec.clock
+        self._offset = offset = clock.offset_ns
+        if start_ns is None:
+            start_ns = clock.monotonic_ns() + offset
+        self.trace = trace
+        self.otel = trace.otel
+        self.above = parent
+        self.depth = depth
+        self.iteration = parent.iteration
+        self.thread_id = parent.thread_id
+        self.start_ns = self.last_ns = start_ns
+        self._shared = given = parent._shared  # noqa: SLF001 - a scope's own kind
+        if self.index is not None:
+            given = {**given, semconv.INDEX: self.index}
+        self._start_span(context, given, start_ns)
+        self.prev = context
+        span = self.span
+        if len(context) == 2:  # noqa: PLR2004 - our two keys and nothing else
+            self.ctx = new = Context({SPAN_KEY: span, SCOPE_KEY: self})
+        else:
+            self.ctx = new = Context({**context, SPAN_KEY: span, SCOPE_KEY: self})
+        attach_context(new)
+        self._state = OPEN
+        rec.open[self.id] = self
+        return True
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End this scope and nothing else; an exception is recorded and flies on."""
+        rec = self._rec
+        try:
+            if (
+                exc is not None
+                or self._state != OPEN
+                or rec.resources
+                or (self.extra is not None and self.extra.reentered)
+                or get_current() is not self.ctx
+                or (above := self.above) is None
+                or above._state != OPEN  # noqa: SLF001 - a scope's own kind
+            ):
+                super().__exit__(exc_type, exc, tb)
+                return
+            self._state = ENDED
+            self.end_ns = end = rec.clock.monotonic_ns() + self._offset
+            attach_context(self.prev)
+            self.ctx = GONE
+            above.last_ns = end
+            above.ops += self.ops + 1
+            self._finish(end)
+            rec.open.pop(self.id, None)
+            if self.extra is not None:
+                rec.emit(self)
+            elif self.attrs or self.marks:
+                rec.append_span(self.row(end))
+            else:
+                rec.append_span(
+                    SpanRecord(
+                        self.id, self.name, above.id, self.index, self.start_ns, end,
+                        None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (), UNSET,
+                        self.iteration, UNSET, self.otel,
+                    )
+                )  # fmt: skip
+        except Exception as error:  # noqa: BLE001 - see _guard
+            rec.guard.swallow("scope.exit", error)
+
+    # --- what BaseScope asks for -----------------------------------------------------------------
 
     def rename(self, name: str) -> None:
         """Rename scope and span."""
         self.name = name
-        self.span.update_name(name)
+        if self.exported:
+            self.span.update_name(name)
 
-    def set_attribute(self, key: str, value: object) -> None:
-        """Set one attribute."""
-        if self.is_open:
-            self.attrs = {**self.attrs, key: value}
-
-    def set_attributes(self, attributes: Mapping[str, object]) -> None:
-        """Set several attributes."""
-        if self.is_open:
-            self.attrs = {**self.attrs, **attributes}
-
-    def is_recording(self) -> bool:
-        """Whether the scope takes attributes and marks."""
-        return self.is_open
+    def add_link(self, context: SpanContext, attributes: Attributes = None) -> None:
+        """Add a link to another span."""
+        super().add_link(context, attributes)
+        if self.is_open and self.exported:
+            self.span.add_link(context, attributes)
 
     def get_span_context(self) -> SpanContext:
         """The context of the application's span."""
@@ -98,21 +233,15 @@ class JoinedScope(BaseScope):
 
     def _begin(self, context: Context, start_ns: int) -> None:
         rec = self._rec
-        user = attributes(self.attrs)[0] if self.attrs else {}
-        self._given = {**user, **rec.exported_attributes(self)}
-        self._marks_shown = 0
-        links = None if self.extra is None else self.extra.links
-        span = rec.spans.tracer.start_span(
-            self.name, context, attributes=self._given, links=links, start_time=start_ns
-        )
-        made = span.get_span_context()
-        self.exported = span.is_recording()
-        self.span = span = span if self.exported else SpoolOnlySpan(made, self)
-        self.id = ids.spool_id(made.span_id, made.trace_id)
+        given = rec.exported_attributes(self)
+        self._shared = {key: value for key, value in given.items() if key not in _OWN}
+        self._start_span(context, given, start_ns)
+        made = self.span.get_span_context()
         if rec.session is None:
-            self._given[semconv.SESSION_ID] = self.id
+            for known in (self._given, self._shared):
+                known[semconv.SESSION_ID] = self.id
             if self.exported:
-                span.set_attribute(semconv.SESSION_ID, self.id)
+                self.span.set_attribute(semconv.SESSION_ID, self.id)
         trace = self.trace
         if trace.root is self:
             trace.id = f"{made.trace_id:032x}"
@@ -121,52 +250,118 @@ class JoinedScope(BaseScope):
             trace.otel = self.otel = SpanOtel(
                 trace_id=trace.id[:16], sampled=UNSET if made.trace_flags.sampled else False
             )
-        elif not made.trace_flags.sampled and self.otel.sampled is UNSET:
+
+    def _start_span(self, context: Context, given: dict[str, Any], start_ns: int) -> None:
+        """Have the application's tracer make the span; sets ``span``, ``exported`` and ``id``."""
+        rec, extra = self._rec, self.extra
+        if self.attrs:
+            self._seen = dict(self.attrs)
+            given = {**attributes(self._seen)[0], **given}
+        else:
+            self._seen = None
+        self._given = given
+        failed = False
+        try:
+            span = rec.spans.tracer.start_span(  # type: ignore[union-attr] # it made this scope
+                self.name, context, attributes=given,
+                links=None if extra is None else extra.links, start_time=start_ns,
+            )  # fmt: skip
+            # A tracer that is switched off may hand out the current span, even where it is ours.
+            self.exported = type(span) is not SpoolOnlySpan and span.is_recording()
+        except Exception as error:  # noqa: BLE001 - see _guard
+            blame(rec.guard, "on_start", error, "a processor of the application")
+            span, self.exported, failed = otel_trace.INVALID_SPAN, False, True
+        made = span.get_span_context()
+        if not self.exported:
+            above = otel_trace.get_current_span(context).get_span_context()
+            if not made.is_valid or made.span_id == above.span_id:
+                # There is no span at all, but the spool needs one: it gets an id of ours. Where a
+                # processor failed, the spans below are to be exported all the same.
+                made = SpanContext(
+                    above.trace_id if above.is_valid else int(self.trace.id, 16),
+                    int(rec.next_span_id(), 16), is_remote=False,
+                    trace_flags=self.trace.flags if failed else above.trace_flags,
+                    trace_state=above.trace_state,
+                )  # fmt: skip
+            span = SpoolOnlySpan(made, self)
+        if bool(made.trace_flags & TraceFlags.SAMPLED) is (self.otel.sampled is False):
             self.otel = SpanOtel(
-                trace_id=self.otel.trace_id, parent_span_id=self.otel.parent_span_id, sampled=False
-            )
+                trace_id=self.otel.trace_id, parent_span_id=self.otel.parent_span_id,
+                sampled=UNSET if made.trace_flags.sampled else False,
+            )  # fmt: skip
+        self.span = span
+        self.id = f"{made.span_id:016x}{made.trace_id & _LOW:016x}"
 
     def _finish(self, end_ns: int) -> None:
-        span, extra = self.span, self.extra
         if not self.exported:
             return
-        late = attributes(self.attrs)[0] if self.attrs else {}
+        span = self.span
+        try:
+            if isinstance(span, ReadableSpan):
+                self._take_over(span)
+            if not span.is_recording():
+                return  # somebody ended it before us
+            extra = self.extra
+            if extra is not None or (self.attrs and self._changed()):
+                self._set_late(span, extra)
+            span.end(end_ns)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            blame(self._rec.guard, "on_end", error, "a processor of the application")
+
+    def _set_late(self, span: otel_trace.Span, extra: Extra | None) -> None:
+        late = attributes(self.attrs)[0] if self.attrs and self._changed() else {}
+        given = self._given
         if extra is not None:
-            late.update(self._rec.exported_attributes(self))
+            late.update(extra.mark_values or NO_ATTRS)
+            if extra.error_type is not None or self._rec.resources or extra.gpu_ns is not None:
+                late.update(self._rec.exported_attributes(self))
             if extra.status is not StatusCode.UNSET:
                 span.set_status(Status(extra.status, extra.status_message))
-        changed = {key: value for key, value in late.items() if self._given.get(key) != value}
-        if changed:
-            span.set_attributes(changed)
-        self._take_over(span, len(self._given.keys() | changed.keys()))
-        span.end(end_ns)
+        if late:
+            span.set_attributes(
+                {key: value for key, value in late.items() if given.get(key) != value}
+            )
 
-    def _take_over(self, span: Any, known: int) -> None:  # noqa: ANN401 - an SDK span
-        """What somebody set on the span directly belongs into the spool too."""
+    def _changed(self) -> bool:
+        """Whether the user's attributes are others than at the start."""
         try:
-            found = span.attributes
-            if len(found) > known:
-                ours = self._rec.exported_attributes(self)
-                self.attrs = {
-                    **{key: value for key, value in found.items() if key not in ours},
-                    **self.attrs,
-                }
-            noted = 0 if self.extra is None else len(self.extra.events)
-            events = span.events if noted + self._marks_shown < self._rec.limits.max_events else ()
-            if len(events) > noted + self._marks_shown:
-                extra = self.extra = self.extra or Extra()
-                mine = {(name, timestamp) for name, timestamp, _ in extra.events}
-                for event in events:
-                    attrs = dict(event.attributes or {})
-                    seen = semconv.MARK_ID in attrs or (event.name, event.timestamp) in mine
-                    if not seen:
-                        extra.events.append((event.name, event.timestamp, attrs))
-            status = span.status
-            if status.status_code is not StatusCode.UNSET:
-                extra = self.extra = self.extra or Extra()
-                extra.status, extra.status_message = status.status_code, status.description
-        except AttributeError:
-            return  # not an SDK span after all: nothing can be read back
+            return self.attrs != self._seen
+        except Exception:  # noqa: BLE001 - arrays do not like to be compared
+            return True
+
+    def _take_over(self, span: Any) -> None:  # noqa: ANN401 - an SDK span
+        """What somebody set on the span directly belongs into the spool too."""
+        self.name = span.name
+        found = span.attributes
+        if self.attrs or len(found) > len(self._given):
+            self._take_attributes(found)
+        extra, events, links = self.extra, span.events, span.links
+        if events and len(events) > self._marks_shown + (0 if extra is None else len(extra.events)):
+            extra = self.extra = extra or Extra()
+            mine = {(name, timestamp) for name, timestamp, _ in extra.events}
+            extra.events += [
+                (event.name, event.timestamp, dict(event.attributes or {}))
+                for event in events
+                if semconv.MARK_ID not in (event.attributes or {})
+                and (event.name, event.timestamp) not in mine
+            ]
+        if links and (extra is None or len(links) > len(extra.links)):
+            extra = self.extra = extra or Extra()
+            extra.links = list(links)
+        status = span.status
+        if status.status_code is not StatusCode.UNSET:
+            extra = self.extra = extra or Extra()
+            extra.status, extra.status_message = status.status_code, status.description
+
+    def _take_attributes(self, found: Mapping[str, Any]) -> None:
+        given, mine = self._given, self.attrs
+        theirs = {
+            key: value for key, value in found.items()
+            if key not in given or (key in mine and _overwritten(given[key], value))
+        }  # fmt: skip
+        if theirs:
+            # Where both set the same one, the scope's own word comes last: it is exported last.
+            self.attrs = {**theirs, **mine} if self._changed() else {**mine, **theirs}
 
     def note_event(self, name: str, attrs: dict[str, Any], timestamp: int | None = None) -> None:
         """Keep an event, and show it on the application's span."""
@@ -180,13 +375,18 @@ class JoinedScope(BaseScope):
         if not self.exported:
             return
         self._marks_shown += 1
-        self.span.add_event(
-            record.name, mark_attributes(record, deferred=deferred), record.ts_ns
-        )
-        if not deferred and record.value is not None:
+        self.span.add_event(record.name, mark_attributes(record, deferred=deferred), record.ts_ns)
+        if not deferred:
             extra = self.extra = self.extra or Extra()
             values = extra.mark_values = extra.mark_values or {}
-            values[semconv.MARK_PREFIX + record.name] = record.value
+            values[semconv.MARK_PREFIX + record.name] = shown_value(record)
+
+
+def _overwritten(given: object, found: object) -> bool:
+    """Whether an attribute has another value now; one cut to the limit has not."""
+    if isinstance(found, str):
+        return not (isinstance(given, str) and given.startswith(found))
+    return isinstance(found, (bool, int, float)) and found != given
 
 
 class JoinedLoopScope(JoinedScope):

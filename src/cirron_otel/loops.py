@@ -9,7 +9,12 @@ creates nothing, and a peek (``next(iter(loader))``) opens no epoch.
   scope while its iterator is still alive. Then its epoch (unless one is open) and its step are
   created with the times noted. An iterator that is collected before that was a peek.
 * A pass is ``evaluation`` if it is told so, or if gradients are off or the model is in eval mode
-  at its first fetch; its steps lie in one ``evaluation`` scope, and it never makes an epoch.
+  at its first fetch and still at its first sign of life (``model.train()`` may come in the loop's
+  body); its steps lie in one ``evaluation`` scope, and it never makes an epoch.
+* The steps of a pass are siblings, in the scope where the pass began. A later fetch inside another
+  scope (``with ci.scope("fetch"): next(it)``) waits for the next sign of life and stands where
+  that stands.
+* A broken-off loop's step ends when its iterator is collected.
 * An implicit epoch stays current after its loop, for what belongs to it (validation, marks), until
   the next training pass; its end is the end of the last thing recorded in it.
 * One loop owns ``step``. Another training pass that fetches while the owner's step is open gives
@@ -45,7 +50,8 @@ class _Thread(threading.local):
 
     def __init__(self) -> None:
         self.owner: Pass | None = None
-        self.waiting: Pass | None = None
+        #: Passes that have fetched and have not seen a sign of life since, oldest fetch first.
+        self.waiting: list[Pass] = []
         #: Inside ci.batches' own fetch: hooks must not see it as a second one.
         self.fetching = 0
         self.epochs = 0
@@ -62,6 +68,8 @@ class Loops:
         #: Tells ``"evaluation"`` when the framework is not learning; set by a hook.
         self.stage_probe: Callable[[], str | None] = lambda: None
         self._waiting: set[Pass] = set()
+        #: Passes whose iterator was collected while they were open: to be finished by their thread.
+        self._gone: set[Pass] = set()
 
     # --- epochs --------------------------------------------------------------------------------
 
@@ -104,34 +112,66 @@ class Loops:
 
     def wait_for_life(self, one: Pass) -> None:
         """``one`` has fetched and nothing has happened yet."""
-        self.here.waiting = one
+        waiting = self.here.waiting
+        if one not in waiting:
+            waiting.append(one)
         self._waiting.add(one)
         self._refresh()
 
     def stop_waiting(self, one: Pass) -> None:
         """``one`` was activated, finished or collected."""
-        if self.here.waiting is one:
-            self.here.waiting = None
+        waiting = self.here.waiting
+        if one in waiting:
+            waiting.remove(one)
         self._waiting.discard(one)
+        self._gone.discard(one)
         self._refresh()
+
+    def collected(self, one: Pass) -> None:
+        """The iterator of ``one`` is gone. May run at any point, on any thread: only notes it."""
+        if one.state == NEW:
+            self._waiting.discard(one)
+        elif one.state == OPEN:
+            one.gone_ns = self._rec.clock.now()
+            self._gone.add(one)
+        else:
+            return
+        self._rec.pending = True
+        self._rec.busy = True
 
     def _refresh(self) -> None:
         rec = self._rec
-        rec.pending = bool(self._waiting)
+        rec.pending = bool(self._waiting or self._gone)
+        if self._gone:  # one may have come in the middle of the last line
+            rec.pending = True
         rec.refresh_busy()
 
     def activity(self) -> None:
-        """A scope or mark is about to be recorded on this thread: wake the waiting pass."""
-        waiting = self.here.waiting
-        if waiting is not None:
-            self.stop_waiting(waiting)
-            if waiting.alive():
-                waiting.activate()
+        """A scope or mark is about to be recorded on this thread: wake the waiting passes."""
+        self._settle()
+        here = self.here
+        waiting, here.waiting = here.waiting, []
+        self._waiting.difference_update(waiting)
+        self._refresh()
+        for one in waiting:
+            if one.alive():
+                one.activate()
+
+    def _settle(self) -> None:
+        """Finish the passes of this thread whose iterator is gone, at the time it went."""
+        if self._gone:
+            me = threading.get_ident()
+            for one in list(self._gone):
+                if one.thread_id == me:
+                    self._gone.discard(one)
+                    one.finish()
 
     def shut_down(self) -> None:
         """The session ends: nothing waits any more; epochs end with their last child."""
+        self._settle()
         self._waiting.clear()
-        self.here.waiting = None
+        self._gone.clear()
+        self.here.waiting.clear()
         owner = self.here.owner
         if owner is not None:
             owner.finish()
@@ -142,6 +182,7 @@ class Loops:
         """In a forked child the loops are the parent's."""
         self.here = _Thread()
         self._waiting = set()
+        self._gone = set()
         self._refresh()
 
 
@@ -149,24 +190,31 @@ class Pass:
     """One traversal of a data source on one thread."""
 
     __slots__ = (
-        "__weakref__", "_frame", "_iterator", "_loops", "_outer", "_pending", "_rec", "_seen",
-        "_unowned", "container", "count", "displaced", "epoch", "explicit", "stage", "state",
-        "step",
+        "__weakref__", "_frame", "_hint", "_iterator", "_loops", "_outer", "_pending", "_place",
+        "_seen", "_unowned", "container", "count", "displaced", "epoch", "explicit", "gone_ns",
+        "recorder", "stage", "state", "step", "thread_id",
     )  # fmt: skip
 
     def __init__(
         self, loops: Loops, *, explicit: bool, iterator: object | None, stage: str | None
     ) -> None:
         self._loops = loops
-        self._rec = loops._rec  # noqa: SLF001 - parts of one machine
+        self.recorder = loops._rec  # noqa: SLF001 - parts of one machine
         self.explicit = explicit
         self.stage = stage
         self.state = NEW
+        self.thread_id = threading.get_ident()
         self.container: BaseScope | None = None
         self.epoch: BaseScope | None = None
         self.step: BaseScope | None = None
         self.count = 0
         self.displaced = False
+        #: When the iterator was collected, if it was.
+        self.gone_ns: int | None = None
+        #: What the first fetch suggested for ``stage``.
+        self._hint: str | None = None
+        #: The scope the steps lie in.
+        self._place: BaseScope | None = None
         self._outer = False
         self._unowned = 0
         self._seen = -1
@@ -187,63 +235,80 @@ class Pass:
         """The program comes back for more: the step is over."""
         step, self.step = self.step, None
         if step is not None and step._state == OPEN:  # noqa: SLF001
-            step.__exit__(None, None, None)
+            step.__exit__(None, None, None)  # the fast way out, where there is one
+        elif self._pending and self.explicit:
+            self.activate()
+            self.before_fetch()
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """A fetch has returned an item; times are ns since the Unix epoch."""
-        if self.state == OPEN:
+        if self.state == OPEN and (self.explicit or self._is_in_place()):
             self._record(start_ns, end_ns)
             return
         if self.state == ENDED:
             return
-        if self.stage is None:
-            self.stage = self._loops.stage_probe() or TRAIN
         if not self._frame:
             self._frame = next(_loop_frames(), 0)
-        if self.explicit:
+            if self.stage is None:
+                self._hint = self._loops.stage_probe()
+        if self.explicit and self._hint is None:
             self._open(start_ns)
             self._record(start_ns, end_ns)
             return
         if len(self._pending) < _MAX_PENDING:
             self._pending.append((start_ns, end_ns))
         else:
-            self._rec.guard.lost("idle_fetches")
+            self.recorder.guard.lost("idle_fetches")
         self._loops.wait_for_life(self)
 
     def failed(self, start_ns: int, end_ns: int, error: BaseException) -> None:
         """A fetch raised: its data_load is recorded with the error, and no step."""
-        if self.state == OPEN or self.explicit:
-            self._data_load(None, start_ns, end_ns, error)
-        self.finish()
+        self._data_load(None, start_ns, end_ns, error)
 
     def finish(self) -> None:
         """The pass is over: exhausted, broken out of, or collected."""
         if self.state == ENDED:
             return
-        self.before_fetch()
-        self.state = ENDED
+        if self._pending and (self.explicit or self.state == OPEN):
+            self.activate()
         loops = self._loops
+        self.state = ENDED
+        end_ns = self.gone_ns
+        for scope in (self.step, self.container):
+            if scope is not None and scope._state == OPEN:  # noqa: SLF001
+                scope.close(end_ns=None if end_ns is None else max(end_ns, scope.last_ns))
+        self.step = self.container = None
         loops.stop_waiting(self)
         if loops.here.owner is self:
             loops.here.owner = None
-        container, self.container = self.container, None
-        if container is not None and container.is_open:
-            container.close()
         self._pending.clear()
 
-    # --- its scopes ----------------------------------------------------------------------------------
+    # --- its scopes ------------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """The first sign of life of an implicit pass: create what its fetches were part of."""
-        if self.state != NEW or not self._pending:
+        """A sign of life (or none will come): create what the fetches so far were part of."""
+        if self.state == ENDED or not self._pending:
             return
         pending, self._pending = self._pending, []
-        self._open(pending[0][0])
+        self._loops.stop_waiting(self)
+        if self.state == NEW:
+            if self._hint is not None and self._loops.stage_probe() is not None:
+                self.stage = self._hint
+            self._open(pending[0][0])
         for position, (start_ns, end_ns) in enumerate(pending):
             self._record(start_ns, end_ns)
             if position + 1 < len(pending) and self.step is not None:
                 step, self.step = self.step, None
                 step.close(end_ns=pending[position + 1][0])
+
+    def _is_in_place(self) -> bool:
+        """Whether the current scope is the one the steps lie in, or there is none such any more."""
+        place = self._place
+        return (
+            place is None
+            or not place.is_open
+            or current_scope(self.recorder, get_current()) is place
+        )
 
     def _open(self, start_ns: int) -> None:
         """Find or make the scope the steps lie in."""
@@ -251,6 +316,7 @@ class Pass:
         loops = self._loops
         if self.stage == EVALUATION:
             self.container = self._auto(semconv.EVALUATION, None, start_ns, None)
+            self._stay()
             return
         owner = loops.here.owner
         if owner is not None and owner is not self and not owner.is_running():
@@ -260,6 +326,9 @@ class Pass:
             return
         loops.here.owner = self
         self._claim_epoch(start_ns)
+
+    def _stay(self) -> None:
+        self._place = current_scope(self.recorder, get_current())
 
     def _claim_epoch(self, start_ns: int) -> None:
         loops = self._loops
@@ -274,6 +343,7 @@ class Pass:
                 loops.here.epochs += 1
                 loops.here.implicit_epoch = epoch
         self.epoch = epoch
+        self._stay()
 
     def _record(self, start_ns: int, end_ns: int) -> None:
         loops = self._loops
@@ -300,7 +370,7 @@ class Pass:
         """Whether this pass fetches inside the owner's step, rather than in its place."""
         if self._outer or owner.step is None or not owner.step.is_open or not owner.alive():
             return False
-        if owner.explicit or owner._outer:  # noqa: SLF001 - parts of one machine
+        if owner.explicit or owner._outer:
             return True
         if owner.count != self._seen:
             self._seen, self._unowned = owner.count, 0
@@ -313,7 +383,16 @@ class Pass:
             owner.displaced = True
         self._outer = self._outer or self.displaced
         self._loops.here.owner = self
-        self._claim_epoch(start_ns)
+        epoch = self.epoch
+        if epoch is None and owner is not None and owner.count <= 1:
+            # Loops in one another from the first step on, or a first batch taken by hand: either
+            # way what goes on is the same epoch.
+            epoch = owner.epoch
+        if epoch is not None and epoch.is_open:
+            self.epoch = epoch
+            self._stay()
+        else:
+            self._claim_epoch(start_ns)
 
     def _step(self, start_ns: int) -> BaseScope | None:
         epoch = self.epoch
@@ -337,8 +416,8 @@ class Pass:
     def _auto(
         self, name: str, index: int | None, start_ns: int, iteration: int | None
     ) -> BaseScope | None:
-        rec = self._rec
-        scope = rec.make_loop_scope(name, index)
+        rec = self.recorder
+        scope: BaseScope = rec.make_loop_scope(name, index)
         reserve = 0 if name == semconv.EPOCH else rec.headroom
         if scope.open_here(start_ns, iteration, reserve):
             return scope
@@ -347,7 +426,7 @@ class Pass:
     def _data_load(
         self, step: BaseScope | None, start_ns: int, end_ns: int, error: BaseException | None
     ) -> None:
-        parent = step or current_scope(self._rec, get_current())
+        parent = step or current_scope(self.recorder, get_current())
         if parent is not None:
             parent.add_closed(semconv.DATA_LOAD, start_ns, end_ns, error)
 
@@ -365,6 +444,5 @@ def _loop_frames() -> Iterator[int]:
 def _collected(reference: weakref.ref[Pass]) -> None:
     """The iterator is gone. Garbage collection may run this on any thread, at any point."""
     one = reference()
-    if one is not None and one.state == NEW:
-        one._loops.stop_waiting(one)  # noqa: SLF001 - parts of one machine
-
+    if one is not None:
+        one._loops.collected(one)  # noqa: SLF001 - parts of one machine

@@ -75,7 +75,7 @@ class SpoolSpanProcessor(SpanProcessor):
 
 def foreign_row(rec: Recorder, span: ReadableSpan) -> SpanRecord:
     """A third-party span as a row: its parent is the OTel parent, or the session for a root."""
-    context = span.get_span_context()
+    context: Any = span.get_span_context()
     parent = span.parent
     session = rec.session.id if rec.session is not None else None
     local = parent is not None and not parent.is_remote

@@ -136,7 +136,7 @@ class Cirron:
     in a process, whichever instance started it.
     """
 
-    def __init__(self, **settings: Any) -> None:  # noqa: ANN401 - checked by resolve()
+    def __init__(self, **settings: Any) -> None:
         self._given = settings
         self._profiler: Profiler | None = None
 
@@ -201,7 +201,7 @@ class Cirron:
         """As :func:`cirron_otel.scope`."""
         return scopes.scope(*args, **attrs)
 
-    def mark(self, *args: Any, **attrs: Any) -> None:  # noqa: ANN401
+    def mark(self, *args: Any, **attrs: Any) -> None:
         """As :func:`cirron_otel.mark`."""
         scopes.mark(*args, **attrs)
 
@@ -310,8 +310,10 @@ def _session_attributes(rec: Recorder, hooks: HookSet) -> dict[str, Any]:
 
 def _inherited_links() -> list[Link]:
     """What the session came from: the current span, or ``TRACEPARENT`` of the environment."""
-    current = otel_trace.get_current_span().get_span_context()
-    if not current.is_valid:
+    span = otel_trace.get_current_span()
+    current = span.get_span_context()
+    # A span that has ended (of a session that another thread shut down) stays in this context.
+    if not current.is_valid or getattr(span, "end_time", None) is not None:
         carrier = {
             key.lower(): os.environ[key] for key in ("TRACEPARENT", "TRACESTATE") if key in os.environ
         }
@@ -332,7 +334,7 @@ def profile(  # noqa: PLR0913 - the public signature
     enabled: Any = NOT_GIVEN,  # noqa: ANN401 - True would overrule a file
     path: str | os.PathLike[str] | None = None,
     output: Any = None,  # noqa: ANN401 - a name or several
-    **more: Any,  # noqa: ANN401 - keyword-only settings of Cirron.profile
+    **more: Any,
 ) -> Profiler:
     """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
 
@@ -354,7 +356,7 @@ def profile(  # noqa: PLR0913 - the public signature
     )
 
 
-def watch(model: _T, *more: Any) -> _T:  # noqa: ANN401 - models of any framework
+def watch(model: _T, *more: Any) -> _T:
     """Tell the hooks which model is trained; returns it unchanged.
 
     May be called before or after ``profile()``, with several models. A watched model's mode
@@ -395,9 +397,13 @@ def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
     try:
         if running is not None:
             return running.shutdown(timeout)
-        if rec is not None:
-            rec.finalize(timeout)
+        if rec is not None:  # a child's, started from its parent's carrier
+            done = rec.shutdown(timeout)
+            if rec.undo is not None:
+                rec.undo()
+            recorder.early_marks.wanted = False  # the carrier does not start it again
             recorder.install(None)
+            return done
     except Exception as error:  # noqa: BLE001 - see _guard
         if rec is not None:
             rec.guard.swallow("shutdown", error)
@@ -473,7 +479,7 @@ def _trace(
     rec = recorder._current if profiler is None else profiler._rec  # noqa: SLF001
     if rec is None or rec.session is None:
         if form == "tree":
-            print("nothing is recorded: call ci.profile() first", file=file or sys.stdout)  # noqa: T201
+            print("nothing is recorded: call ci.profile() first", file=file or sys.stdout)
             return None
         nothing: dict[str, Any] = {"roots": [], "span_count": 0}
         return nothing if form == "dict" else msgspec.json.encode(nothing).decode()
@@ -487,7 +493,7 @@ def _trace(
             now_ns=rec.clock.now(), titles={rec.session.id: f"run {rec.run_id}"}
         )
         for line in text.plain(roots, options):
-            print(line, file=file or sys.stdout)  # noqa: T201
+            print(line, file=file or sys.stdout)
         return None
     answer = nodes.to_dict(roots)
     return answer if form == "dict" else msgspec.json.encode(answer).decode()

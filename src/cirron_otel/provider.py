@@ -13,43 +13,68 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.trace import SpanLimits as SdkSpanLimits
 from opentelemetry.sdk.trace import sampling
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
-from opentelemetry.trace import Link, SpanKind
-from opentelemetry.util.types import Attributes
+from opentelemetry.trace import Link, SpanKind, StatusCode
 
-from cirron_otel import semconv
-from cirron_otel._guard import logger
+from cirron_otel import ids, semconv
+from cirron_otel._guard import Guard, logger
 from cirron_otel.batch import SpanOtel
-from cirron_otel.scope_base import SPAN_KEY, BaseScope, Extra
+from cirron_otel.scope_base import BaseScope, Extra, Trace
+from cirron_otel.span_api import valid_link
 from cirron_otel.spans import ScopeSpan
+from cirron_otel.values import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from types import TracebackType
 
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
+    from opentelemetry.util.types import Attributes
 
     from cirron_otel.recorder import Recorder
+
+#: Events, and links, of one span that the spool keeps at least.
+_KEPT = 1024
 
 
 class Limits:
     """OTel's span limits, from its environment variables (``OTEL_SPAN_*``, ``OTEL_ATTRIBUTE_*``).
 
-    They bound what a span shows to exporters; the spool keeps everything.
+    They bound what a span shows to exporters; None is no limit. The spool keeps all attributes
+    and marks; of events and links that are neither it keeps ``max_events`` and ``max_links``,
+    so that a scope that is never closed cannot fill the memory.
     """
 
     def __init__(self) -> None:
-        limits = SdkSpanLimits()
+        try:
+            limits = SdkSpanLimits()
+        except ValueError as error:
+            logger.warning("cirron-otel: %s; the default span limits hold", error)
+            limits = SdkSpanLimits(
+                max_attributes=128, max_events=128, max_links=128, max_span_attributes=128,
+                max_event_attributes=128, max_link_attributes=128,
+                max_attribute_length=SdkSpanLimits.UNSET,
+                max_span_attribute_length=SdkSpanLimits.UNSET,
+            )  # fmt: skip
         self.max_attributes = limits.max_span_attributes
         self.max_attribute_length = limits.max_span_attribute_length
-        self.max_events = _or_endless(limits.max_events)
-        self.max_links = _or_endless(limits.max_links)
+        #: Of event and link attributes, in characters.
+        self.max_value_length = limits.max_attribute_length
+        self.max_event_attributes = limits.max_event_attributes
+        self.max_link_attributes = limits.max_link_attributes
+        self.shown_events = limits.max_events
+        self.shown_links = limits.max_links
+        self.max_events = max(limits.max_events or 0, _KEPT)
+        self.max_links = max(limits.max_links or 0, _KEPT)
 
 
-def _or_endless(limit: int | None) -> float:
-    return float("inf") if limit is None else limit
+def blame(guard: Guard, what: str, error: Exception, processor: str) -> None:
+    """Count and log what a foreign span processor raised in its method ``what``."""
+    guard.swallowed[f"processor.{what}"] += 1
+    guard.repeat_warning(f"processor.{what}", f"{processor}.{what}() raised {error!r}")
 
 
 def sampler_from_environment(environ: Mapping[str, str] = os.environ) -> sampling.Sampler:
@@ -94,7 +119,12 @@ class OwnSpans:
         self.timed_class: type[BaseScope] = ScopeSpan
         self.loop_class: type[BaseScope] = LoopSpan
         self.processors: tuple[SpanProcessor, ...] = ()
-        self.provider = ScopeTracerProvider(rec, self)
+        #: By ``OTEL_SDK_DISABLED``: the spool goes on, nobody else sees a span.
+        self.disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        known = otel_trace.get_tracer_provider()
+        # The global provider cannot be replaced; one of ours from an earlier recording goes on.
+        self.provider = known if isinstance(known, ScopeTracerProvider) else ScopeTracerProvider()
+        self.provider.follow(rec, self)
         self._sampler = sampler_from_environment()
 
     def sample_next(self) -> None:
@@ -103,8 +133,22 @@ class OwnSpans:
 
     def sampled(self, trace_id: str) -> bool:
         """The sampler's decision for a new trace; what is not sampled is recorded all the same."""
-        result = self._sampler.should_sample(None, int(trace_id, 16), semconv.SESSION)
+        return self._decided(None, int(trace_id, 16), semconv.SESSION)
+
+    def decide(self, context: Context | None, trace_id: int, span: ScopeSpan) -> bool:
+        """The sampler's decision for a span that somebody else's span, or none, is above."""
+        extra = span.extra or Extra()
+        return self._decided(
+            context, trace_id, span.name, extra.kind, attributes(span.attrs)[0], extra.links
+        )
+
+    def _decided(self, context: Context | None, trace_id: int, *about: Any) -> bool:
+        result = self._sampler.should_sample(context, trace_id, *about)
         return result.decision is sampling.Decision.RECORD_AND_SAMPLE
+
+    def blame(self, what: str, error: Exception, processor: object) -> None:
+        """Count and log what a foreign processor raised; it never reaches the user's code."""
+        blame(self._rec.guard, what, error, type(processor).__name__)
 
     def shutdown(self) -> None:
         """Shut down the processors that were added."""
@@ -113,20 +157,28 @@ class OwnSpans:
             try:
                 processor.shutdown()
             except Exception as error:  # noqa: BLE001 - a foreign processor may raise anything
-                self._rec.guard.swallow("processor.shutdown", error)
+                self.blame("shutdown", error, processor)
 
 
 class ScopeTracerProvider(otel_trace.TracerProvider):
-    """An OTel tracer provider whose spans are lean and go to the spool."""
+    """An OTel tracer provider whose spans are lean and go to the spool.
 
-    def __init__(self, rec: Recorder, spans: OwnSpans) -> None:
-        self._rec = rec
+    As the global provider it outlives one recording: it follows the newest, and between two its
+    tracers hand out spans that record nothing.
+    """
+
+    rec: Recorder
+    _spans: OwnSpans
+
+    def follow(self, rec: Recorder, spans: OwnSpans) -> None:
+        """Make spans for this recorder from now on."""
+        self.rec = rec
         self._spans = spans
 
     @property
     def resource(self) -> Any:  # noqa: ANN401 - opentelemetry.sdk.resources.Resource
         """The resource of every span."""
-        return self._rec.resource
+        return self.rec.resource
 
     def get_tracer(
         self,
@@ -134,29 +186,37 @@ class ScopeTracerProvider(otel_trace.TracerProvider):
         instrumenting_library_version: str | None = None,
         schema_url: str | None = None,
         attributes: Attributes = None,
-    ) -> ScopeTracer:
+    ) -> otel_trace.Tracer:
         """A tracer for an instrumentation scope. Its spans are children like any other's."""
+        if self._spans.disabled:
+            return otel_trace.NoOpTracer()
         scope = InstrumentationScope(
-            instrumenting_module_name, instrumenting_library_version, schema_url, attributes
+            instrumenting_module_name, instrumenting_library_version or "", schema_url, attributes
         )
-        return ScopeTracer(self._rec, scope)
+        return ScopeTracer(self, scope)
 
     def add_span_processor(self, span_processor: SpanProcessor) -> None:
         """Have a processor see every span from now on, after those added before it."""
-        self._spans.processors = (*self._spans.processors, span_processor)
-        self._rec.refresh_busy()
+        if not self._spans.disabled:
+            self._spans.processors = (*self._spans.processors, span_processor)
+            self.rec.refresh_busy()
 
     def force_flush(self, timeout_millis: int = 30_000) -> bool:
-        """Flush the spool and every processor; False if one of them says so."""
-        done = self._rec.flush(timeout_millis / 1000)
+        """Flush the spool and every processor; False if one of them says so or raises."""
+        done = self.rec.flush(timeout_millis / 1000)
         for processor in self._spans.processors:
-            done = bool(processor.force_flush(timeout_millis)) and done
+            try:
+                # None counts as done: not every processor knows of the answer.
+                done = processor.force_flush(timeout_millis) is not False and done
+            except Exception as error:  # noqa: BLE001 - a foreign processor may raise anything
+                self._spans.blame("force_flush", error, processor)
+                done = False
         return done
 
     def shutdown(self) -> None:
         """Shut down the added processors. The recorder goes on; end it with ``ci.shutdown()``."""
         self._spans.shutdown()
-        self._rec.refresh_busy()
+        self.rec.refresh_busy()
 
 
 class LoopSpan(ScopeSpan):
@@ -166,40 +226,78 @@ class LoopSpan(ScopeSpan):
     auto = True
 
 
+#: Somebody else's spans may be as deep as they like.
+_ANY_DEPTH = 1 << 30
+
+
 class TracerSpan(ScopeSpan):
-    """A span that somebody made with a tracer: its parent is the context's span, nothing else."""
+    """A span that somebody made with a tracer: its parent is the context's span, nothing else.
 
-    __slots__ = ()
+    It is in the spool only with ``spans="all"``; there its parent is the span above it, the
+    session where it is the root of a trace.
+    """
 
-    def _place(self, parent: BaseScope, context: Context) -> Context:
-        current = context.get(SPAN_KEY)
-        if not isinstance(current, otel_trace.Span) or not current.get_span_context().is_valid:
-            trace = self._rec.new_trace()
-            self.trace, self.otel = trace, trace.otel
-            return context
-        if isinstance(current, BaseScope):
-            above = current.get_span_context()
+    __slots__ = ("handles_exceptions",)
+
+    #: ``record_exception`` and ``set_status_on_exception`` of ``start_span``.
+    handles_exceptions: tuple[bool, bool]
+
+    def __enter__(self) -> TracerSpan:  # noqa: PYI034 - never subclassed
+        """The span itself, started already; it does not become current."""
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the span, with the exception that passes through, if any."""
+        if exc is not None and self.is_recording():
+            record, set_status = self.handles_exceptions
+            if record:
+                self.record_exception(exc, escaped=True)
+            if set_status:
+                self.set_status(StatusCode.ERROR, f"{type(exc).__name__}: {exc}")
+        self.end()
+
+    def _place(self, parent: BaseScope, context: Context) -> Context:  # noqa: ARG002
+        current: Any = otel_trace.get_current_span(context)
+        between = current.get_span_context()
+        if not between.is_valid:
+            trace_id = ids.new_trace_id()
+            sampled = self._own.decide(context, int(trace_id, 16), self)
+            self.trace = Trace(trace_id, sampled=sampled, limit=float("inf"))
+            self.otel = self.trace.otel
+        elif isinstance(current, ScopeSpan) and current._rec is self._rec:  # noqa: SLF001
+            self.above = current
             self.trace = current.trace
-            current.trace.count += 1
-            self.otel = SpanOtel(
-                trace_id=self.trace.id[:16],
-                parent_span_id=f"{above.span_id:016x}",
-                sampled=self.trace.otel.sampled,
-            )
-            self.extra = self.extra or Extra()
-            self.extra.otel_parent = above
-            return context
-        return self._under_foreign(current, current.get_span_context(), context)
+            self.trace.count += 1
+            self.otel = self.trace.otel
+        else:
+            return self._under_foreign(current, between, context)
+        return context
+
+    def _wrap_up(self, end: int) -> None:
+        if self._rec.settings.spans != "all":
+            self.ops = 0  # what recording its children took is said on no row that is not there
+        super()._wrap_up(end)
+
+    def _otel(self, extra: Extra) -> SpanOtel:
+        said = super()._otel(extra)
+        scope = extra.instrumentation
+        said.scope = {"name": scope.name, "version": scope.version}
+        return said
 
 
 class ScopeTracer(otel_trace.Tracer):
     """A tracer of :class:`ScopeTracerProvider`. Thread-safe, never raises, never blocks."""
 
-    def __init__(self, rec: Recorder, scope: InstrumentationScope) -> None:
-        self._rec = rec
+    def __init__(self, provider: ScopeTracerProvider, scope: InstrumentationScope) -> None:
+        self._provider = provider
         self._scope = scope
 
-    def start_span(  # noqa: PLR0913 - OTel's signature
+    def start_span(  # noqa: PLR0913, PLR0917 - OTel's signature
         self,
         name: str,
         context: Context | None = None,
@@ -207,25 +305,36 @@ class ScopeTracer(otel_trace.Tracer):
         attributes: Attributes = None,
         links: Sequence[Link] | None = None,
         start_time: int | None = None,
-        record_exception: bool = True,  # noqa: FBT001, FBT002, ARG002 - OTel's signature
-        set_status_on_exception: bool = True,  # noqa: FBT001, FBT002, ARG002
+        record_exception: bool = True,  # noqa: FBT001, FBT002 - OTel's signature
+        set_status_on_exception: bool = True,  # noqa: FBT001, FBT002
     ) -> otel_trace.Span:
         """Start a span under the span of ``context`` (default: the current one)."""
-        span = TracerSpan(self._rec, name, None, dict(attributes or {}))
+        rec = self._provider.rec
+        if context is None:
+            context = otel_context.get_current()
+        span = TracerSpan(rec, name, None, dict(attributes or {}))
+        span.handles_exceptions = (record_exception, set_status_on_exception)
         span.extra = extra = Extra()
         extra.kind = kind
-        extra.links = list(links or ())
+        extra.links = [link for link in links or () if valid_link(link.context, link.attributes)]
         extra.instrumentation = self._scope
-        token = None if context is None else otel_context.attach(context)
+        token = otel_context.attach(context)
         try:
-            opened = span.open(start_ns=start_time, attach=False)
+            opened = span.open(start_ns=start_time, attach=False, depth_limit=_ANY_DEPTH)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            opened = False
+            rec.guard.swallow("tracer.start_span", error)
         finally:
-            if token is not None:
-                otel_context.detach(token)
-        return span if opened else otel_trace.INVALID_SPAN  # type: ignore[return-value]
+            otel_context.detach(token)
+        if not opened:
+            above = otel_trace.get_current_span(context).get_span_context()
+            return otel_trace.NonRecordingSpan(above)
+        if rec.settings.spans != "all":
+            rec.open.pop(span.id, None)  # no row of it is written, so none is announced
+        return span  # type: ignore[return-value] # a virtual subclass, see span_api
 
     @contextmanager
-    def start_as_current_span(  # noqa: PLR0913 - OTel's signature
+    def start_as_current_span(  # type: ignore[override] # noqa: PLR0913, PLR0917 - OTel's signature
         self,
         name: str,
         context: Context | None = None,

@@ -66,18 +66,19 @@ class EarlyMarks:
     """The last marks made while nothing records; ``profile()`` takes them over."""
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[object, object, object, dict[str, Any]]] = deque(maxlen=10_000)
+        self._kept: deque[tuple[object, object, object, dict[str, Any], int]] = deque(maxlen=10_000)
         self.wanted = True
 
     def keep(self, name: object, value: object, kind: object, attrs: dict[str, Any]) -> None:
         """Keep one mark, unless recording was switched off."""
         if self.wanted:
-            self._kept.append((name, value, kind, attrs))
+            self._kept.append((name, value, kind, attrs, time.time_ns()))
 
     def hand_over(self, rec: Recorder) -> None:
         """Record what was kept, owned by nobody: the seed's ``"root"`` sentinel."""
         while self._kept:
-            rec.mark(*self._kept.popleft(), orphan=True)
+            *given, ts_ns = self._kept.popleft()
+            rec.mark(*given, orphan_since=ts_ns)  # type: ignore[arg-type]
 
 
 early_marks = EarlyMarks()
@@ -148,6 +149,8 @@ class Recorder:
         self.batcher.wake = self.flushes.ring
         self.append_span: Callable[[SpanRecord], None] = self._first_span
         self.append_mark: Callable[[MarkRecord], None] = self._first_mark
+        #: Takes back what was patched for a recorder that no profiler owns (a child's).
+        self.undo: Callable[[], None] | None = None
         self.is_child = carrier is not None
         self.refresh_busy()
         if carrier is not None:
@@ -171,6 +174,7 @@ class Recorder:
         """Whether scopes have to take the general path."""
         self.busy = bool(
             self.pending or self.resources or self.processors or not self.spans.lean
+            or self.is_child
         )
 
     @property
@@ -236,10 +240,13 @@ class Recorder:
 
     def mark(
         self, name: object, value: object, kind: object, attrs: dict[str, Any],
-        *, orphan: bool = False,
+        *, orphan_since: int = 0,
     ) -> None:  # fmt: skip
-        """Record a mark on the current scope (an orphan: on none), whatever its value is."""
-        if self.pending and not orphan:
+        """Record a mark on the current scope, whatever its value is.
+
+        ``orphan_since``: the mark was made at that time, ns, when there was no scope.
+        """
+        if self.pending and not orphan_since:
             self.loops.activity()
         kind = self._checked_kind(kind)
         name = name if type(name) is str else str(name)
@@ -255,7 +262,9 @@ class Recorder:
                 + ("its stream is capturing a CUDA graph" if graph else reason),
             )
             return
-        scope = None if orphan else current_scope(self, get_current())
+        scope = None if orphan_since else current_scope(self, get_current())
+        if self.is_child and (worker := self.worker_id()) is not None:
+            attrs = {**attrs, semconv.WORKER_ID: worker}
         mark_id = self.next_mark_id()
         deferred = isinstance(made, Deferred)
         plain = made if isinstance(made, MarkValue) else MarkValue("float", None)
@@ -266,7 +275,7 @@ class Recorder:
             plain.value_type,
             plain.value,
             attributes(attrs)[0] if attrs else NO_ATTRS,
-            self.clock.now(),
+            orphan_since or self.clock.now(),
             str(kind),
             scope.iteration if scope is not None else UNSET,
             UNSET if plain.nonfinite is None else plain.nonfinite,
@@ -535,11 +544,12 @@ class Recorder:
     def close_open_scopes(self, *, error: BaseException | None = None) -> None:
         """Close every scope of this process that is still open, children before parents."""
         scopes = sorted(list(self.open.values()), key=lambda scope: -scope.depth)
-        now = self.clock.now()
+        now = self.clock.monotonic_ns()
         for scope in scopes:
             is_session = scope is self.session
             orderly = is_session or scope.auto
-            end = scope.last_ns if scope.auto and scope.name == semconv.EPOCH else now
+            idle = scope.auto and scope.name == semconv.EPOCH
+            end = scope.last_ns if idle else scope.at(now)
             try:
                 scope.close(
                     end_ns=end, truncated=not orderly, restore=False,
@@ -575,7 +585,8 @@ class Recorder:
             session.restore_after_session()
         self._ending = True
         self._resolve_deferred(wait_s=min(1.0, timeout / 4))
-        done = self.flush(timeout) and self.flushes.stop(timeout)
+        # The thread ends also where the last flush does not: nobody would write for it later.
+        done = self.flushes.stop(timeout) and not self.batcher.disk_refuses
         left = self.batcher.queued + sum(sealed.rows for sealed in self.batcher.sealed)
         if left:
             self.guard.lost("not_written_at_shutdown", left)
@@ -658,7 +669,7 @@ class Recorder:
         context = current_scope(self, get_current())
         try:
             spool_bytes = self.spool.size()
-        except OSError:
+        except (OSError, SpoolError):
             spool_bytes = 0
         return {
             "enabled": True,

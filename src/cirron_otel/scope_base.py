@@ -23,7 +23,7 @@ from opentelemetry.trace import SpanContext, TraceFlags
 
 from cirron_otel import semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
-from cirron_otel.context import SCOPE_KEY, SPAN_KEY, attach_context, get_current
+from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.values import Deferred, attribute_value, attributes, clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class BaseScope:
 
     __slots__ = (
         "__dict__", "__weakref__", "_offset", "_rec", "_state", "above", "attrs", "ctx", "depth",
-        "end_ns", "id", "index", "iteration", "last_ns", "marks", "name", "ops", "otel",
+        "end_ns", "extra", "id", "index", "iteration", "last_ns", "marks", "name", "ops", "otel",
         "prev", "start_ns", "thread_id", "trace",
     )  # fmt: skip
 
@@ -132,8 +132,8 @@ class BaseScope:
     end_ns: int
     iteration: int | Any
     marks: list[str] | None
+    extra: Extra | None
     # What few scopes set is no slot: it costs nothing until it is.
-    extra: Extra | None = None
     #: Opened by a loop on the user's behalf.
     auto: bool = False
     #: Of an epoch: how many children of a kind a loop has numbered in it.
@@ -145,9 +145,14 @@ class BaseScope:
         self.index = index
         self.attrs = attrs
         self.marks = None
+        self.extra = None
         self.ctx = None
         self.ops = 0
         self._state = NEW
+
+    def at(self, monotonic_ns: int) -> int:
+        """A monotonic time as this scope counts: its length stays right across a clock step."""
+        return monotonic_ns + self._offset
 
     def rename(self, name: str) -> None:
         """Give the scope another name."""
@@ -186,7 +191,7 @@ class BaseScope:
             self._rec.guard.swallow("scope.enter", error)
         return self
 
-    def open(  # noqa: PLR0913 - the ways a loop may place a scope
+    def open(
         self,
         *,
         parent: BaseScope | None = None,
@@ -206,6 +211,8 @@ class BaseScope:
             if self._state != NEW:
                 self._reenter()
             return False
+        if rec.is_child and (worker := rec.worker_id()) is not None:
+            self.attrs = {**self.attrs, semconv.WORKER_ID: worker}
         if not rec.flushes.started:
             rec.ensure_started()
         if rec.pending:
@@ -315,7 +322,7 @@ class BaseScope:
     def _place(self, parent: BaseScope, context: Context) -> Context:
         """Choose the trace and the OTel parent; returns the context to start the span in."""
         current = otel_trace.get_current_span(context)
-        parent_span = parent._span()  # noqa: SLF001 - a scope's own kind
+        parent_span = parent._span()
         if current is not parent_span:
             scope = context.get(SCOPE_KEY)
             between = current.get_span_context()
@@ -412,8 +419,10 @@ class BaseScope:
             if truncated:
                 self.attrs = {**self.attrs, semconv.TRUNCATED: True}
             self._wrap_up(end)
-        if restore and self.ctx is not None:
-            self._restore()
+        if self.ctx is not None:
+            if restore:
+                self._restore()
+            self.ctx = GONE
 
     def _wrap_up(self, end: int) -> None:
         """Everything after the scope has ended: overhead, parent's count, row, processors."""
@@ -459,7 +468,7 @@ class BaseScope:
             if isinstance(holder, BaseScope) and current is not holder._span():
                 return  # a third-party span is current: it is not ours to put away
         before, above = self.prev, self.above
-        while above is not None and above._state != OPEN:
+        while above is not None and above._state not in (OPEN, INHERITED):
             if above.ctx is not None:
                 before = above.prev
             above = above.above

@@ -183,7 +183,7 @@ def decorated(
     if inspect.isasyncgenfunction(fn):
 
         @functools.wraps(fn)
-        async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401
+        async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             held = scope(name, index, **attrs)
             inner = fn(*args, **kwargs)
             send: Any = None
@@ -319,7 +319,7 @@ def mark(
     /,
     *,
     kind: str = "point",
-    **attrs: Any,  # noqa: ANN401
+    **attrs: Any,
 ) -> None:
     """A named value on the innermost open scope: ``ci.mark("loss", loss)``.
 
@@ -363,8 +363,10 @@ def mark(
         else:
             rec.mark(name, value, kind, attrs)
             return
+        # Bound to locals first: a call through an instance attribute is not specialised.
+        pop, append = rec.pop_mark_id, rec.append_mark
         try:
-            mark_id = rec.pop_mark_id()
+            mark_id = pop()
         except IndexError:
             mark_id = rec.next_mark_id()
         marks = scope.marks
@@ -375,8 +377,9 @@ def mark(
         else:
             scope.note_mark(mark_id)
         clock = rec.clock
-        scope.last_ns = now = clock.monotonic_ns() + clock.offset_ns
-        rec.append_mark(
+        monotonic_ns = clock.monotonic_ns
+        scope.last_ns = now = monotonic_ns() + clock.offset_ns
+        append(
             MarkRecord(
                 mark_id, scope.id, name, value_type, value, NO_ATTRS, now, "point", scope.iteration
             )
@@ -471,23 +474,27 @@ def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
         )
         stage = None
     here = rec.loops.here
-    now = rec.clock.now
+    clock = rec.clock
+    tick = clock.monotonic_ns
     this = rec.loops.begin(explicit=True, stage=stage)
     fetch = iter(iterable).__next__
     try:
         while True:
-            begun = now()
+            begun = tick()
             here.fetching += 1
             try:
                 item = fetch()
             except StopIteration:
                 return
             except BaseException as error:
-                _guarded(rec, this.failed, begun, now(), error)
+                offset = clock.offset_ns
+                _guarded(rec, this.failed, begun + offset, tick() + offset, error)
                 raise
             finally:
                 here.fetching -= 1
-            _guarded(rec, this.fetched, begun, now())
+            # One offset for both: the wall clock may have been stepped during the fetch.
+            offset = clock.offset_ns
+            _guarded(rec, this.fetched, begun + offset, tick() + offset)
             yield item
             _guarded(rec, this.before_fetch)
     finally:
@@ -518,5 +525,7 @@ def _in_child() -> recorder.Recorder | None:
     if rec is None:
         return None
     adopt(rec)
-    Lifecycle(rec).install()
+    lifecycle = Lifecycle(rec)
+    lifecycle.install()
+    rec.undo = lifecycle.uninstall
     return rec

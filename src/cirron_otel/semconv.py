@@ -58,7 +58,9 @@ EXCEPTION_STACKTRACE = "exception.stacktrace"
 
 # --- attributes of mark events --------------------------------------------------------------------
 MARK_ID = "cirron.mark.id"
+#: Absent for a ``point``: what nearly every mark is, is not said each time.
 MARK_KIND = "cirron.mark.kind"
+#: Absent where ``value`` says it by its own type (int, double, bool or string).
 MARK_VALUE_TYPE = "cirron.mark.value_type"
 #: The value was not known when the span ended (it was on a device); it is in the spool.
 MARK_DEFERRED = "cirron.mark.deferred"

@@ -19,7 +19,6 @@ from opentelemetry import trace as otel_trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
-from opentelemetry.util.types import Attributes
 
 from cirron_otel import semconv
 from cirron_otel.batch import MarkRecord
@@ -29,6 +28,7 @@ from cirron_otel.values import attribute_value, attributes
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+    from opentelemetry.util.types import Attributes
 
 logger = logging.getLogger("cirron_otel")
 
@@ -100,10 +100,10 @@ class SpanMethods(BaseScope):
     ) -> None:
         """Record an exception as a span event; the status stays as it is."""
         if self._writable("record_exception"):
+            noted = _Noted()
+            BaseScope.note_exception(noted, exception)  # type: ignore[arg-type]
             self.note_event(
-                semconv.EXCEPTION_EVENT,
-                {**exception_attributes(exception), **(attributes or {})},
-                timestamp,
+                semconv.EXCEPTION_EVENT, {**noted.event, **(attributes or {})}, timestamp
             )
 
     def end(self, end_time: int | None = None) -> None:
@@ -122,6 +122,19 @@ class SpanMethods(BaseScope):
 
 
 otel_trace.Span.register(SpanMethods)
+
+
+class _Noted:
+    """Takes what :meth:`BaseScope.note_exception` would leave on a scope, to use the event only."""
+
+    def __init__(self) -> None:
+        self.extra = Extra()
+        self.attrs: dict[str, Any] = {}
+        self.event: dict[str, Any] = {}
+
+    def note_event(self, name: str, attrs: dict[str, Any]) -> None:  # noqa: ARG002 - as a scope's
+        """Take the event's attributes."""
+        self.event = attrs
 
 
 class MarkEvents:
@@ -150,6 +163,8 @@ class ReadableMethods(SpanMethods):
 
     _context: SpanContext | None = None
     _marks_shown: MarkEvents | None = None
+    #: The user's attributes as they were at the end.
+    _final: dict[str, Any] | None = None
 
     def get_span_context(self) -> SpanContext:
         """Trace id, span id and flags; made when first asked for."""
@@ -204,16 +219,17 @@ class ReadableMethods(SpanMethods):
         if self._state != ENDED:
             return self._make_attributes()
         try:
-            return self._read  # type: ignore[has-type, no-any-return]
+            return self._read
         except AttributeError:
             self._read: BoundedAttributes = self._make_attributes()
             return self._read
 
     def _make_attributes(self) -> BoundedAttributes:
         limits = self._rec.limits
+        given = self.attrs if self._final is None else self._final
         return BoundedAttributes(
             limits.max_attributes,
-            {**attributes(self.attrs)[0], **self._rec.exported_attributes(self)},
+            {**attributes(given)[0], **self._rec.exported_attributes(self)},
             max_value_len=limits.max_attribute_length,
         )
 
@@ -223,7 +239,7 @@ class ReadableMethods(SpanMethods):
         if self._state != ENDED:
             return self._make_events()
         try:
-            return self._events  # type: ignore[has-type, no-any-return]
+            return self._events
         except AttributeError:
             self._events: Sequence[Event] = self._make_events()
             return self._events
@@ -321,7 +337,7 @@ class ReadableMethods(SpanMethods):
 
     def to_json(self, indent: int | None = 4) -> str:
         """The span as the SDK's console exporter prints it."""
-        return ReadableSpan(
+        readable = ReadableSpan(
             name=self.name,
             context=self.get_span_context(),
             parent=self.parent,
@@ -334,7 +350,8 @@ class ReadableMethods(SpanMethods):
             start_time=self.start_time,
             end_time=self.end_time,
             instrumentation_scope=self.instrumentation_scope,
-        ).to_json(indent)
+        )
+        return str(readable.to_json(indent))
 
 
 def valid_link(context: SpanContext | None, attributes: Attributes) -> bool:

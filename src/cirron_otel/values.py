@@ -92,19 +92,42 @@ def mark_value(value: object) -> MarkValue | Deferred:
         return _float(float(value))
     if isinstance(value, str):
         return MarkValue("string", cut_text(clean_text(str(value)), MAX_MARK_BYTES))
+    try:
+        made = _foreign(value)
+    except UnsupportedValueError:
+        raise
+    except Exception as error:
+        raise UnsupportedValueError(
+            f"a mark takes one number, string or bool; reading this {type(value).__name__} "
+            f"raised {type(error).__name__}"
+        ) from error
+    if made is None:
+        raise UnsupportedValueError(_advice(value))
+    return made
+
+
+def _foreign(value: object) -> MarkValue | Deferred | None:
+    """A scalar of a library, or whatever else turns into a float; None for anything more."""
     scalar = _library_scalar(value)
     if isinstance(scalar, Deferred):
         return scalar
     if scalar is not None and type(scalar) in PLAIN_TYPES:
         return mark_value(scalar)
-    if hasattr(type(value), "__float__") and not hasattr(value, "shape"):
-        try:
-            return _float(float(value))  # type: ignore[arg-type]
-        except OverflowError:
-            return _float(math.inf if value > 0 else -math.inf)  # type: ignore[operator]
-        except (TypeError, ValueError):
-            pass
-    raise UnsupportedValueError(_advice(value))
+    if not _is_longdouble(scalar):
+        scalar = value
+        if not hasattr(type(value), "__float__") or hasattr(value, "shape"):
+            return None
+    try:
+        return _float(float(scalar))  # type: ignore[arg-type]
+    except OverflowError:
+        return _float(math.inf if scalar > 0 else -math.inf)  # type: ignore[operator]
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_longdouble(value: object) -> bool:
+    kind = _loaded("numpy", "longdouble")
+    return kind is not None and isinstance(value, kind)
 
 
 def _integer(value: int) -> MarkValue:
@@ -122,10 +145,16 @@ def _float(value: float) -> MarkValue:
 
 
 def _advice(value: object) -> str:
-    shape = getattr(value, "shape", None)
-    what = type(value).__name__ if shape is None else f"{type(value).__name__}{tuple(shape)}"
-    if shape is not None:
-        return f"a mark takes one number, not {what}: mark its .mean(), or take a snapshot"
+    what = type(value).__name__
+    try:
+        shape = tuple(value.shape)  # type: ignore[attr-defined]
+        one, kind = math.prod(shape) == 1, str(value.dtype)  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001, S110 - no array, or a foreign object that raises anything
+        pass
+    else:
+        if one:
+            return f"a mark takes one real number that can be read, not {what} of {kind}"
+        return f"a mark takes one number, not {what}{shape}: mark its .mean(), or take a snapshot"
     if value is None:
         return "a mark takes one number, string or bool, not None: leave the mark out instead"
     if isinstance(value, Mapping):
@@ -196,7 +225,8 @@ def attributes(attrs: Mapping[Any, object]) -> tuple[dict[str, Any], list[str]]:
     clean: dict[str, Any] = {}
     cut: list[str] = []
     for key, value in list(attrs.items()):
-        name = key if type(key) is str and key.isascii() and "\0" not in key else clean_text(_text(key))
+        plain = type(key) is str and key.isascii() and "\0" not in key
+        name = key if plain else clean_text(_text(key))
         if type(value) in (int, bool, type(None)) and (
             type(value) is not int or _INT_MIN <= value <= _INT_MAX
         ):
@@ -220,7 +250,7 @@ def attribute_value(value: object) -> Any:  # noqa: ANN401 - JSON-like
         return "<unserializable>"
 
 
-def _json_like(value: object, depth: int, above: tuple[int, ...]) -> Any:  # noqa: ANN401, C901, PLR0911
+def _json_like(value: object, depth: int, above: tuple[int, ...]) -> Any:  # noqa: ANN401, PLR0911
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

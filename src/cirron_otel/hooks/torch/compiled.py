@@ -1,0 +1,62 @@
+"""``ci.scope`` and friends in code that ``torch.compile`` compiles: they vanish from the graph.
+
+A compiled region has no time of its own in Python, so nothing inside it is recorded; the call of
+the region as a whole is. Without this, opening a scope there would break the graph, and
+``fullgraph=True`` would fail.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch
+import wrapt
+
+from cirron_otel import scopes
+from cirron_otel._guard import Guard
+
+_T = TypeVar("_T")
+
+
+def vanish_when_compiled(guard: Guard) -> None:
+    """Tell the compiler, as soon as it is loaded (which takes seconds: never because of us)."""
+    if "torch._dynamo" in sys.modules:
+        _tell(guard)
+    else:
+        wrapt.register_post_import_hook(lambda _: _tell(guard), "torch._dynamo")
+
+
+def _tell(guard: Guard) -> None:
+    """Register the stand-ins; once per process, for they cannot be taken back."""
+    substitute = getattr(torch.compiler, "substitute_in_graph", None)
+    if substitute is None or getattr(_tell, "done", False):
+        return
+    _tell.done = True  # type: ignore[attr-defined]
+    try:
+        for original, stand_in in (
+            (scopes.scope, _scope),
+            (scopes.mark, _mark),
+            (scopes.epochs, _epochs),
+            (scopes.batches, _batches),
+        ):
+            substitute(original, skip_signature_check=True)(stand_in)
+    except Exception as error:  # noqa: BLE001 - see _guard
+        guard.swallow("torch.compile", error)
+
+
+def _scope(name: Any = "", index: Any = None, **attrs: Any) -> scopes.IdleScope:  # noqa: ANN401, ARG001
+    return scopes.IdleScope("", None, {})
+
+
+def _mark(*args: Any, **attrs: Any) -> None:
+    pass
+
+
+def _epochs(iterable: Iterable[_T]) -> Iterable[_T]:
+    return iterable
+
+
+def _batches(iterable: Iterable[_T], *, stage: str | None = None) -> Iterable[_T]:  # noqa: ARG001
+    return iterable

@@ -1,0 +1,126 @@
+"""``forward``: a scope around each outermost module call.
+
+Every call of every module passes through here, so a nested one has to cost next to nothing: the
+replacement of ``Module.__call__`` does what torch's own does, in the same frame, after one look at
+a thread-local number. Nothing is kept on modules; they are saved, copied and scripted as ever.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn import Module
+
+from cirron_otel import semconv
+from cirron_otel.watching import watched
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.torch.phases import Here, Phases
+
+_TRAIN: dict[str, Any] = {semconv.MODE: "train"}
+_EVAL: dict[str, Any] = {semconv.MODE: "eval"}
+#: What torch's own ``Module.__call__`` looks up, and all it does: call one of these.
+_KNOWN_NAMES = {"_compiled_call_impl", "_call_impl"}
+
+
+class Forwards:
+    """The hook on ``Module.__call__``, and what it tells about learning."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+
+    def patch(self, patches: Patches) -> None:
+        """Replace ``Module.__call__``."""
+        original: Callable[..., Any] = vars(Module)["__call__"]
+        make = _inlined if _is_known(original) else _wrapped
+        patches.replace(Module, "__call__", make(original, self._phases.here, self._outermost))
+
+    def _outermost(
+        self,
+        original: Callable[..., Any],
+        module: Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - what the module returns
+        phases = self._phases
+        if phases.silent():
+            return original(module, *args, **kwargs)
+        here = phases.here
+        here.depth = 1
+        try:
+            training = module.training
+            if here.seen is None or here.seen() is not module:
+                here.seen = weakref.ref(module)
+            if training and torch.is_grad_enabled():
+                here.learner = here.seen
+            attrs = _TRAIN if training else _EVAL
+            return phases.run(semconv.FORWARD, attrs, original, (module, *args), kwargs)
+        finally:
+            here.depth = 0
+
+    def stage(self) -> str | None:
+        """``evaluation`` if this thread is not learning now, else None.
+
+        That is: gradients are off, or the model is in eval mode. The model is the last one that
+        this thread called in order to learn (a frozen teacher beside it says nothing), else the
+        last one called, else a watched one.
+        """
+        if not torch.is_grad_enabled():
+            return semconv.EVALUATION
+        here = self._phases.here
+        for reference in (here.learner, here.seen):
+            module = reference() if reference is not None else None
+            if module is not None:
+                return None if module.training else semconv.EVALUATION
+        models = [model for model in watched.models if isinstance(model, Module)]
+        if models and not any(model.training for model in models):
+            return semconv.EVALUATION
+        return None
+
+
+def _is_known(original: Callable[..., Any]) -> bool:
+    """Whether ``original`` is the ``Module.__call__`` whose body we know."""
+    code = getattr(original, "__code__", None)
+    return (
+        original is vars(Module).get("_wrapped_call_impl")
+        and code is not None
+        and set(code.co_names) == _KNOWN_NAMES
+        and code.co_varnames == ("self", "args", "kwargs")
+    )
+
+
+# The first condition of both is false in plain Python and constant in code that is compiled, where
+# the second would become a guard.
+
+
+def _inlined(
+    original: Callable[..., Any], here: Here, outermost: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
+        if is_dynamo_compiling() or here.depth:
+            if self._compiled_call_impl is not None:
+                return self._compiled_call_impl(*args, **kwargs)
+            return self._call_impl(*args, **kwargs)
+        return outermost(original, self, args, kwargs)
+
+    return call
+
+
+def _wrapped(
+    original: Callable[..., Any], here: Here, outermost: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
+        if is_dynamo_compiling() or here.depth:
+            return original(self, *args, **kwargs)
+        return outermost(original, self, args, kwargs)
+
+    return call

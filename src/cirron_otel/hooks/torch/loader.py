@@ -1,0 +1,148 @@
+"""``data_load`` and ``step``: what a ``DataLoader``'s iterators fetch, told to the loops.
+
+The iterators stay torch's own. Worker processes find their parent scope by what is set while they
+are started: ``Recorder.fork_parent`` for a fork, the carrier in the environment for the rest.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from cirron_otel import semconv
+from cirron_otel.children import carrier
+from cirron_otel.loops import Pass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.torch.phases import Phases
+    from cirron_otel.scope_base import BaseScope
+
+#: Where an iterator keeps its pass. Iterators cannot be copied or pickled, so it stays there.
+_KEY = "_cirron_otel_pass"
+
+
+class Loaders:
+    """The hooks on ``DataLoader`` and its iterators."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        self._rec = phases.rec
+
+    def patch(self, patches: Patches) -> None:
+        """Replace ``DataLoader.__iter__`` and ``__next__`` of its iterators."""
+        patches.replace(DataLoader, "__iter__", self._iter(vars(DataLoader)["__iter__"]))
+        patches.replace(
+            _BaseDataLoaderIter, "__next__", self._next(vars(_BaseDataLoaderIter)["__next__"])
+        )
+
+    def _silent(self) -> bool:
+        """Whether fetches are none to record: the hook is gone, or this is a worker process."""
+        rec = self._rec
+        return (
+            not self._phases.active
+            or not rec.active
+            or (rec.is_child and rec.worker_id() is not None)
+        )
+
+    def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: ANN401, N807 - torch's iterator
+            if self._silent():
+                return original(loader)
+            if loader.num_workers:
+                with self._parent_of_workers(loader):
+                    iterator = original(loader)
+            else:
+                iterator = original(loader)
+            try:
+                # Persistent workers: the same iterator as last time, in a new pass.
+                before = vars(iterator).pop(_KEY, None)
+                if isinstance(before, Pass):
+                    before.finish()
+            except Exception as error:  # noqa: BLE001 - see _guard
+                self._rec.guard.swallow("torch.data_load", error)
+            return iterator
+
+        return __iter__
+
+    def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        rec = self._rec
+        loops, clock, swallow = rec.loops, rec.clock, rec.guard.swallow
+
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:  # noqa: ANN401, N807 - torch's iterator
+            here = loops.here
+            if here.fetching or self._silent():
+                return original(iterator)
+            one: Pass | None = None
+            try:
+                one = iterator.__dict__.get(_KEY)
+                if one is None or one.recorder is not rec:
+                    one = loops.begin(explicit=False, iterator=iterator)
+                    setattr(iterator, _KEY, one)
+                one.before_fetch()
+            except Exception as error:  # noqa: BLE001 - see _guard
+                swallow("torch.data_load", error)
+            begun = clock.now()
+            here.fetching += 1
+            try:
+                item = original(iterator)
+            except BaseException as error:
+                here.fetching -= 1
+                if one is not None:
+                    self._ended(one, begun, error)
+                raise
+            here.fetching -= 1
+            try:
+                if one is not None:
+                    one.fetched(begun, clock.now())
+            except Exception as error:  # noqa: BLE001 - see _guard
+                swallow("torch.data_load", error)
+            return item
+
+        return __next__
+
+    def _ended(self, one: Pass, begun_ns: int, error: BaseException) -> None:
+        try:
+            if isinstance(error, StopIteration):
+                one.finish()
+            else:
+                one.failed(begun_ns, self._rec.clock.now(), error)
+        except Exception as failure:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("torch.data_load", failure)
+
+    @contextmanager
+    def _parent_of_workers(self, loader: DataLoader[Any]) -> Iterator[None]:
+        rec = self._rec
+        before = os.environ.get(semconv.CARRIER_VARIABLE)
+        try:
+            parent = self._worker_parent(loader)
+            rec.fork_parent = parent
+            if before is not None and parent is not None:
+                os.environ[semconv.CARRIER_VARIABLE] = carrier(rec, parent)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            rec.guard.swallow("torch.workers", error)
+        try:
+            yield
+        finally:
+            rec.fork_parent = None
+            if before is not None:
+                os.environ[semconv.CARRIER_VARIABLE] = before
+
+    def _worker_parent(self, loader: DataLoader[Any]) -> BaseScope | None:
+        """The epoch that is open, unless it is over but for the next one; else the session."""
+        rec = self._rec
+        if not loader.persistent_workers:
+            epoch: BaseScope | None = rec.loops.current_epoch()
+            if epoch is not None and epoch is not rec.loops.here.implicit_epoch:
+                return epoch
+        return rec.session

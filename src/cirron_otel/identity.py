@@ -1,0 +1,100 @@
+"""Who this process is: its host, its run, its rank, and the job it is part of.
+
+These are the OTel resource attributes of everything it records; names in
+:mod:`cirron_otel.semconv`. Schedulers are recognised by the variables they set; nothing is asked
+over a network.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cirron_otel import semconv
+
+if TYPE_CHECKING:
+    from cirron_otel.settings import Settings
+
+#: Launchers' words for "no id was given".
+_NO_ID = frozenset({"", "none", "None"})
+
+#: Resource attribute <- the environment variable that a scheduler or a pod spec sets.
+_SCHEDULERS = {
+    "slurm.job.id": "SLURM_JOB_ID",
+    "slurm.job.name": "SLURM_JOB_NAME",
+    "slurm.nodelist": "SLURM_JOB_NODELIST",
+    "slurm.nnodes": "SLURM_JOB_NUM_NODES",
+    "slurm.ntasks": "SLURM_NTASKS",
+    "slurm.partition": "SLURM_JOB_PARTITION",
+    "slurm.cluster.name": "SLURM_CLUSTER_NAME",
+    "k8s.namespace.name": "K8S_NAMESPACE",
+    "k8s.pod.name": "K8S_POD_NAME",
+    "k8s.pod.uid": "K8S_POD_UID",
+    "k8s.node.name": "K8S_NODE_NAME",
+    "k8s.container.name": "K8S_CONTAINER_NAME",
+    "k8s.job.name": "K8S_JOB_NAME",
+}
+
+
+def run_id(settings: Settings) -> str:
+    """The run's id: given, the launcher's (torchrun, SLURM), else a new one."""
+    environ = os.environ
+    for given in (
+        settings.run_id,
+        environ.get("TORCHELASTIC_RUN_ID"),
+        environ.get("SLURM_JOB_ID"),
+    ):
+        if given is not None and given not in _NO_ID:
+            return given
+    if settings.world_size > 1 and environ.get("MASTER_ADDR"):
+        # Every rank must find the same one without talking: they share their rendezvous.
+        return f"{environ['MASTER_ADDR']}-{environ.get('MASTER_PORT', '0')}-{os.getppid()}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def host_name() -> str:
+    """This host's name."""
+    return socket.gethostname() or "localhost"
+
+
+def program_name() -> str:
+    """The running program's name: ``service.name`` unless OTel's own variables give one."""
+    main = sys.argv[0] if sys.argv else ""
+    stem = Path(main).stem
+    if stem in ("", "-c", "-"):
+        return "python"
+    return Path(main).resolve().parent.name if stem == "__main__" else stem
+
+
+def resource_attributes(settings: Settings, run: str) -> dict[str, Any]:
+    """The resource attributes of this process.
+
+    ``service.name`` is left to OTel's own variables where they name one.
+    """
+    environ: Mapping[str, str] = os.environ
+    known: dict[str, Any] = {
+        semconv.RUN_ID: run,
+        semconv.SERVICE_INSTANCE_ID: f"{run}-rank{settings.rank}",
+        semconv.HOST_NAME: host_name(),
+        semconv.PROCESS_PID: os.getpid(),
+        semconv.DL_RANK: settings.rank,
+        semconv.DL_WORLD_SIZE: settings.world_size,
+        semconv.DL_LOCAL_RANK: settings.local_rank,
+        semconv.WORKSPACE_ID: settings.workspace_id,
+        semconv.PIPELINE_ID: settings.pipeline_id,
+        semconv.DEPLOYMENT_ID: settings.deployment_id,
+        semconv.MODEL_ID: settings.model_id,
+        **{name: environ.get(variable) or None for name, variable in _SCHEDULERS.items()},
+    }
+    if not (
+        environ.get("OTEL_SERVICE_NAME")
+        or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    ):
+        known[semconv.SERVICE_NAME] = program_name()
+    return {name: value for name, value in known.items() if value is not None}

@@ -1,0 +1,218 @@
+# mypy: disable-error-code="no-untyped-call"
+"""Checks that need a CUDA device; prints PASS or FAIL for each and exits with 1 if one failed.
+
+Run: ``make gpu-check``, or ``python tests/gpu/check.py`` where the package is installed.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ["CIRRON_OTEL_STRICT"] = "1"
+
+import torch
+from torch import nn
+
+import cirron_otel as ci
+from cirron_otel.batch import Batch, MarkRecord, SpanRecord, decode
+
+
+def _read(directory: str) -> tuple[list[SpanRecord], list[MarkRecord]]:
+    batches: list[Batch] = [
+        decode(file.read_bytes()) for file in sorted(Path(directory).glob("spool/*.json"))
+    ]
+    return (
+        [span for batch in batches for span in batch.spans],
+        [mark for batch in batches for mark in batch.marks],
+    )
+
+
+def _train(steps: int) -> None:
+    model = nn.Sequential(nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = [torch.randn(64, 512, device="cuda") for _ in range(4)]
+    for number in ci.batches(range(steps)):
+        loss = model(batches[number % 4]).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ci.mark("loss", loss)
+
+
+def device_time_is_filled(directory: str) -> None:
+    """forward, backward and optimizer_step bear gpu_ns; other scopes do not."""
+    ci.profile(path=directory)
+    _train(50)
+    torch.cuda.synchronize()
+    assert ci.shutdown()
+    spans, marks = _read(directory)
+    for name in ("forward", "backward", "optimizer_step"):
+        times = [span.gpu_ns for span in spans if span.name == name]
+        assert len(times) == 50, f"{len(times)} spans are named {name}"
+        assert all(isinstance(ns, int) and 0 < ns < 10**10 for ns in times), f"{name}: {times[:5]}"
+    assert all(span.gpu_ns is None for span in spans if span.name in ("step", "data_load"))
+    assert sum(mark.name == "loss" and isinstance(mark.value, float) for mark in marks) == 50
+
+
+def device_time_agrees_with_the_device(directory: str) -> None:
+    """gpu_ns of a forward is the time that events of the program's own measure around it."""
+    size = 4096
+    model = nn.Linear(size, size, bias=False).cuda()
+    x = torch.randn(size, size, device="cuda")
+    for _ in range(3):
+        model(x)
+    ci.profile(path=directory)
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    first.record()
+    for _ in range(20):
+        model(x)
+    last.record()
+    torch.cuda.synchronize()
+    assert ci.shutdown()
+    spans, _ = _read(directory)
+    ours = sum(span.gpu_ns or 0 for span in spans if span.name == "forward") / 1e6
+    theirs = first.elapsed_time(last)
+    assert 0.5 * theirs <= ours <= 1.05 * theirs, f"{ours:.3f} ms, not {theirs:.3f} ms"
+
+
+def nothing_waits_for_the_device(directory: str) -> None:
+    """Hooks and marks of device values never synchronise."""
+    _train(3)
+    ci.profile(path=directory)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        _train(20)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert ci.shutdown()
+    _, marks = _read(directory)
+    assert sum(mark.name == "loss" for mark in marks) == 20
+    assert ci.health()["swallowed_errors"] == {}
+
+
+def marks_keep_the_value_of_their_moment(directory: str) -> None:
+    """A later in-place write does not change a mark; every type of scalar arrives."""
+    ci.profile(path=directory)
+    value = torch.zeros((), device="cuda")
+    with ci.scope("count"):
+        for _ in range(100):
+            ci.mark("count", value)
+            value.add_(1)
+        for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.bool):
+            ci.mark(str(dtype), torch.ones(1, dtype=dtype, device="cuda"))
+    assert ci.shutdown()
+    _, marks = _read(directory)
+    counts = sorted((mark.ts_ns, mark.value) for mark in marks if mark.name == "count")
+    assert [value for _, value in counts] == [float(n) for n in range(100)]
+    found = {mark.name: mark.value for mark in marks if mark.name.startswith("torch.")}
+    assert found == {
+        "torch.float16": 1.0,
+        "torch.bfloat16": 1.0,
+        "torch.float64": 1.0,
+        "torch.int64": 1,
+        "torch.bool": True,
+    }
+
+
+def a_graph_is_captured_undisturbed(directory: str) -> None:
+    """While a graph is captured marks of device values are counted drops, and the graph works.
+
+    A short flush interval has the flush thread ask for older events all the while.
+    """
+    model = nn.Linear(256, 256).cuda()
+    static = torch.ones(64, 256, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            model(static)
+    torch.cuda.current_stream().wait_stream(side)
+    ci.profile(path=directory, flush_interval=0.05)
+    _train(20)
+    for _ in range(20):
+        model(static)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = model(static)
+            ci.mark("inside", out.sum())
+            for _ in range(200):
+                out = out + 1
+    expected = model(static) + 200
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.allclose(out, expected)
+    losses = ci.health()["losses"]
+    assert losses.get("graph_capture") == 20, losses
+    assert ci.shutdown()
+    spans, marks = _read(directory)
+    assert all(mark.name != "inside" for mark in marks)
+    without = [span for span in spans if span.name == "forward" and span.gpu_ns is None]
+    assert len(without) == 20, f"{len(without)} forwards have no gpu_ns"
+
+
+def streams_and_devices_of_the_program(directory: str) -> None:
+    """A forward on another stream or device is measured there."""
+    ci.profile(path=directory)
+    for number in range(torch.cuda.device_count()):
+        model = nn.Linear(128, 128).to(f"cuda:{number}")
+        x = torch.ones(8, 128, device=f"cuda:{number}")
+        with torch.cuda.device(number), torch.cuda.stream(torch.cuda.Stream(number)):
+            model(x)
+            model(x)
+    torch.cuda.synchronize()
+    assert ci.shutdown()
+    spans, _ = _read(directory)
+    forwards = [span for span in spans if span.name == "forward"]
+    assert len(forwards) == 2 * torch.cuda.device_count()
+    assert all(isinstance(span.gpu_ns, int) for span in forwards)
+
+
+def the_session_names_the_device(directory: str) -> None:
+    """The session bears device and cuda_count."""
+    ci.profile(path=directory)
+    assert ci.shutdown()
+    spans, _ = _read(directory)
+    (session,) = (span for span in spans if span.parent_id is None)
+    assert session.attrs["device"] == "cuda"
+    assert session.attrs["cuda_count"] == torch.cuda.device_count()
+
+
+CHECKS: tuple[Callable[[str], None], ...] = (
+    device_time_is_filled,
+    device_time_agrees_with_the_device,
+    nothing_waits_for_the_device,
+    marks_keep_the_value_of_their_moment,
+    a_graph_is_captured_undisturbed,
+    streams_and_devices_of_the_program,
+    the_session_names_the_device,
+)
+
+
+def main() -> int:
+    """Run every check in a directory of its own."""
+    if not torch.cuda.is_available():
+        sys.stdout.write("FAIL there is no CUDA device here\n")
+        return 1
+    failed = 0
+    for check in CHECKS:
+        with tempfile.TemporaryDirectory() as directory:
+            try:
+                check(directory)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the others still run
+                failed += 1
+                result = f"FAIL {check.__name__}: {type(error).__name__}: {error}"
+            else:
+                result = f"PASS {check.__name__}"
+            finally:
+                ci.shutdown()
+            sys.stdout.write(result + "\n")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
