@@ -75,13 +75,13 @@ class Loaders:
         return __iter__
 
     def _next(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        rec = self._rec
+        phases, rec = self._phases, self._rec
         loops, clock, swallow = rec.loops, rec.clock, rec.guard.swallow
 
         @functools.wraps(original)
         def __next__(iterator: Any) -> Any:  # noqa: ANN401, N807 - torch's iterator
             here = loops.here
-            if here.fetching or self._silent():
+            if here.fetching or not phases.active or (rec.is_child and self._silent()):
                 return original(iterator)
             one: Pass | None = None
             try:

@@ -106,9 +106,13 @@ class Steps:
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
         if is_dynamo_compiling():
             return
-        phases, hooked = self._phases, self._phases.here.hooked
+        phases = self._phases
+        here = phases.here
+        if here.stepping and here.stepping[-1] is optimizer:  # it passes the class, as nearly all
+            return
+        hooked = here.hooked
         try:
-            if optimizer in phases.here.stepping or phases.silent():
+            if phases.silent():
                 return
             # What is left of a step that raised ends where its last child did.
             while hooked and (hooked[-1][0] == id(optimizer) or not hooked[-1][1].is_open):
@@ -127,6 +131,8 @@ class Steps:
         if is_dynamo_compiling():
             return
         hooked = self._phases.here.hooked
+        if not hooked:
+            return
         try:
             if any(known == id(optimizer) for known, _ in hooked):
                 while hooked:
