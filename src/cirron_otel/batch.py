@@ -49,6 +49,7 @@ class SpanOtel(msgspec.Struct, gc=False, omit_defaults=True):
     events: list[dict[str, Any]] | UnsetType = UNSET
     dropped: dict[str, int] | UnsetType = UNSET
     scope: dict[str, Any] | UnsetType = UNSET
+    window: bool | UnsetType = UNSET
     unknown: dict[str, Any] | UnsetType = msgspec.field(default=UNSET, name=_UNKNOWN)
 
 

@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from msgspec import UNSET
@@ -61,6 +61,13 @@ MAX_SEALED = 8
 _Row = SpanRecord | MarkRecord | SnapshotRecord
 
 
+class LateRow(Protocol):
+    """An ended scope whose row is made later."""
+
+    def late_row(self) -> SpanRecord:
+        """Its row."""
+
+
 class Sealed(msgspec.Struct):
     """A batch ready for the disk: its pieces in order, and what is in it."""
 
@@ -86,7 +93,11 @@ class Batcher:
         self.snapshots: deque[SnapshotRecord] = deque()
         #: Rows of window roots, which are not part of the canonical tree.
         self.windows: deque[SpanRecord] = deque()
+        #: Ended scopes of a joined provider, whose rows are made here, off the training thread.
+        self.late: deque[LateRow] = deque()
         self.sealed: deque[Sealed] = deque()
+        #: Told of the spans that were encoded.
+        self.sinks: Sequence[Callable[[list[SpanRecord]], None]] = ()
         self.producer_assists = 0
         self.disk_refuses = False
         #: Told when something was sealed outside the flush thread.
@@ -103,12 +114,14 @@ class Batcher:
     @property
     def queued(self) -> int:
         """Rows waiting to be encoded."""
-        return len(self.spans) + len(self.marks) + len(self.snapshots)
+        return len(self.spans) + len(self.marks) + len(self.snapshots) + len(self.late)
 
     def forget(self) -> None:
         """Drop everything: after a fork the rows are the parent's to write."""
         self._lock = threading.Lock()
-        for queue in (self.spans, self.marks, self.snapshots, self.windows, self.sealed):
+        for queue in (
+            self.spans, self.marks, self.snapshots, self.windows, self.late, self.sealed,
+        ):
             queue.clear()
         self._reset()
 
@@ -116,9 +129,9 @@ class Batcher:
 
     def relieve(self) -> None:
         """Called by producers every 64 rows: help if the flush thread is behind. Never waits."""
-        if len(self.spans) + len(self.marks) <= ASSIST_ROWS:
+        if len(self.spans) + len(self.marks) + len(self.late) <= ASSIST_ROWS:
             return
-        if self.disk_refuses or len(self.sealed) >= MAX_SEALED:
+        if not self.envelope or self.disk_refuses or len(self.sealed) >= MAX_SEALED:
             self.wake()
             if self.queued > MAX_ROWS and self.disk_refuses:
                 self._drop_oldest()
@@ -126,6 +139,7 @@ class Batcher:
         if self._lock.acquire(blocking=False):
             try:
                 self.producer_assists += 1
+                self._make_late(ASSIST_SLICE)
                 for name, queue in (("marks", self.marks), ("spans", self.spans)):
                     self._encode_slice(name, queue, ASSIST_SLICE)
                 if self._full():
@@ -159,13 +173,19 @@ class Batcher:
         It returns False when there is no more to do. Rows that arrive meanwhile are left for the
         next flush, so a flush ends however fast the producers are.
         """
+        late = len(self.late)
         left = {
             "marks": len(self.marks),
-            "spans": len(self.spans),
+            "spans": len(self.spans) + late,
             "snapshots": len(self.snapshots),
         }
 
         def step() -> bool:
+            nonlocal late
+            if late > 0 and self.late:
+                with self._lock:
+                    late -= self._make_late(SLICE_ROWS)
+                return True
             for name, more in left.items():
                 queue = getattr(self, name)
                 if more > 0 and queue:
@@ -202,6 +222,20 @@ class Batcher:
             chunk = b",".join(filter(None, map(self._encoded_alone, rows)))
         return chunk
 
+    def _make_late(self, most: int) -> int:
+        """Make the rows of ended scopes; the number of scopes taken."""
+        for taken in range(most):
+            try:
+                scope = self.late.popleft()
+            except IndexError:
+                return taken or most
+            try:
+                self.spans.append(scope.late_row())
+            except Exception as error:  # noqa: BLE001 - see _guard
+                self._guard.lost("not_encodable")
+                self._guard.swallow("late_row", error)
+        return most
+
     def _full(self) -> bool:
         return self._size >= SEAL_BYTES or self._rows >= SEAL_ROWS
 
@@ -214,6 +248,9 @@ class Batcher:
             pass
         if not rows:
             return most
+        if name == "spans":
+            for sink in self.sinks:
+                self._tell(sink, rows)
         chunk = _encoded(rows)
         if chunk is not None:
             self._add(name, chunk, len(rows))
@@ -223,6 +260,12 @@ class Batcher:
                 if chunk:
                     self._add(name, chunk, 1)
         return len(rows)
+
+    def _tell(self, sink: Callable[[Any], None], rows: list[_Row]) -> None:
+        try:
+            sink(rows)
+        except Exception as error:  # noqa: BLE001 - a closed stdout must not stop the spool
+            self._guard.repeat_warning("sink", f"a span line could not be written: {error!r}")
 
     def _encoded_alone(self, row: _Row) -> bytes:
         """A row that JSON or the size of a batch refuses: cleaned and cut, only then given up."""

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
 
 from cirron_otel import semconv
-from cirron_otel.batch import MarkRecord, SpanOtel, SpanRecord
+from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.processor import SpoolSpanProcessor
 from cirron_otel.provider import Limits, blame
@@ -194,19 +194,11 @@ class JoinedScope(SpanMethods):
             above.last_ns = end
             above.ops += self.ops + 1
             self._finish(end)
-            rec.open.pop(self.id, None)
-            if self.extra is not None:
-                rec.emit(self)
-            elif self.attrs or self.marks:
-                rec.append_span(self.row(end))
+            if self.extra is None or self.extra.device_time is None:
+                rec.batcher.late.append(self)
             else:
-                rec.append_span(
-                    SpanRecord(
-                        self.id, self.name, above.id, self.index, self.start_ns, end,
-                        None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (), UNSET,
-                        self.iteration, UNSET, self.otel,
-                    )
-                )  # fmt: skip
+                rec.emit(self)
+            rec.open.pop(self.id, None)
         except Exception as error:  # noqa: BLE001 - see _guard
             rec.guard.swallow("scope.exit", error)
 
@@ -297,8 +289,6 @@ class JoinedScope(SpanMethods):
             return
         span = self.span
         try:
-            if isinstance(span, ReadableSpan):
-                self._take_over(span)
             if not span.is_recording():
                 return  # somebody ended it before us
             extra = self.extra
@@ -307,6 +297,17 @@ class JoinedScope(SpanMethods):
             span.end(end_ns)
         except Exception as error:  # noqa: BLE001 - see _guard
             blame(self._rec.guard, "on_end", error, "a processor of the application")
+
+    def row(self, end_ns: int | Any = UNSET) -> SpanRecord:  # noqa: ANN401 - UNSET while open
+        """The scope as the spool writes it, with what somebody set on the span directly."""
+        span = self.span
+        if self.exported and isinstance(span, ReadableSpan) and end_ns is not UNSET:
+            self._take_over(span)
+        return super().row(end_ns)
+
+    def late_row(self) -> SpanRecord:
+        """The row, made by the flush thread: an ended span does not change any more."""
+        return self.row(self.end_ns)
 
     def _set_late(self, span: otel_trace.Span, extra: Extra | None) -> None:
         late = attributes(self.attrs)[0] if self.attrs and self._changed() else {}
@@ -317,10 +318,10 @@ class JoinedScope(SpanMethods):
                 late.update(self._rec.exported_attributes(self))
             if extra.status is not StatusCode.UNSET:
                 span.set_status(Status(extra.status, extra.status_message))
+        late = {key: value for key, value in late.items() if given.get(key) != value}
         if late:
-            span.set_attributes(
-                {key: value for key, value in late.items() if given.get(key) != value}
-            )
+            span.set_attributes(late)
+            self._given = {**given, **late}  # these are no stranger's
 
     def _changed(self) -> bool:
         """Whether the user's attributes are others than at the start."""
@@ -342,8 +343,8 @@ class JoinedScope(SpanMethods):
             extra.events += [
                 (event.name, event.timestamp, dict(event.attributes or {}))
                 for event in events
-                if semconv.MARK_ID not in (event.attributes or {})
-                and (event.name, event.timestamp) not in mine
+                if (event.name, event.timestamp) not in mine
+                and not self._is_mark(event.timestamp, event.attributes or {})
             ]
         if links and (extra is None or len(links) > len(extra.links)):
             extra = self.extra = extra or Extra()
@@ -352,6 +353,12 @@ class JoinedScope(SpanMethods):
         if status.status_code is not StatusCode.UNSET:
             extra = self.extra = extra or Extra()
             extra.status, extra.status_message = status.status_code, status.description
+
+    def _is_mark(self, ts_ns: int, attrs: Mapping[str, Any]) -> bool:
+        if semconv.MARK_VALUE not in attrs and semconv.MARK_DEFERRED not in attrs:
+            return False
+        marks = self.marks or []
+        return len(marks) >= MAX_MARK_IDS or self._rec.mark_id(self, ts_ns) in marks
 
     def _take_attributes(self, found: Mapping[str, Any]) -> None:
         given, mine = self._given, self.attrs
@@ -375,7 +382,13 @@ class JoinedScope(SpanMethods):
         if not self.exported:
             return
         self._marks_shown += 1
-        self.span.add_event(record.name, mark_attributes(record, deferred=deferred), record.ts_ns)
+        plain = record.value_type == "float" and record.kind == "point" and not record.attrs
+        shown = (
+            {semconv.MARK_VALUE: record.value}
+            if plain and record.value is not None
+            else mark_attributes(record, deferred=deferred)
+        )
+        self.span.add_event(record.name, shown, record.ts_ns)
         if not deferred:
             extra = self.extra = self.extra or Extra()
             values = extra.mark_values = extra.mark_values or {}
@@ -409,8 +422,34 @@ class JoinedSpans:
         self.limits = Limits()
         self.provider = provider
         self.tracer = provider.get_tracer(semconv.INSTRUMENTATION_NAME, rec.sdk_version)
+        self._rec = rec
         self._processor = SpoolSpanProcessor.on(provider)
         self._processor.recorder = rec
+
+    def session_opened(self, session: BaseScope) -> None:
+        """From here on the instrumentation scope says what is the same for every span.
+
+        Each attribute of a span costs a microsecond with this SDK, on the training thread.
+        """
+        rec = self._rec
+        self.tracer = self.provider.get_tracer(
+            semconv.INSTRUMENTATION_NAME, rec.sdk_version, None,
+            {
+                semconv.SESSION_ID: session.id,
+                semconv.RANK: rec.rank,
+                semconv.RUN_ID: rec.run_id,
+                semconv.THREAD_ID: session.thread_id,
+            },
+        )  # fmt: skip
+
+    def common_attributes(self, scope: BaseScope) -> dict[str, Any]:
+        """What the instrumentation scope does not say already."""
+        session = self._rec.session
+        if session is None:
+            return {semconv.RANK: self._rec.rank, semconv.THREAD_ID: scope.thread_id}
+        if scope.thread_id != session.thread_id:
+            return {semconv.THREAD_ID: scope.thread_id}
+        return {}
 
     def sample_next(self) -> None:
         """Costs are estimated for our own spans only."""

@@ -127,6 +127,16 @@ class OwnSpans:
         self.provider.follow(rec, self)
         self._sampler = sampler_from_environment()
 
+    def session_opened(self, session: BaseScope) -> None:
+        """The session's span exists now."""
+
+    def common_attributes(self, scope: BaseScope) -> dict[str, Any]:
+        """What every exported span of ours bears."""
+        out: dict[str, Any] = {semconv.RANK: self._rec.rank, semconv.THREAD_ID: scope.thread_id}
+        if self._rec.session is not None:
+            out[semconv.SESSION_ID] = self._rec.session.id
+        return out
+
     def sample_next(self) -> None:
         """Have the next scope measure what it costs."""
         self.scope_class = self.timed_class

@@ -211,8 +211,10 @@ class WriterTrail:
                 batch, spans=[], marks=[], snapshots=[], open=UNSET, windows=UNSET, logs=UNSET
             )
         for row in [*batch.spans, *([] if batch.windows is UNSET else batch.windows)]:
+            if row.end_ns is UNSET:
+                continue
             self._closed.add(row.id)
-            if row.parent_id is not None and row.end_ns is not UNSET:
+            if row.parent_id is not None:
                 known = self._child_ends.get(row.parent_id, row.end_ns)
                 self._child_ends[row.parent_id] = max(known, row.end_ns)
         if batch.open is not UNSET and key > self._open_key:
@@ -418,9 +420,7 @@ def _write_recovery(
 
 def _is_window(row: SpanRecord) -> bool:
     """Whether the row is the root of a window trace, which ``spans`` never holds."""
-    if row.otel is UNSET or row.otel.unknown is UNSET:
-        return False
-    return row.otel.unknown.get("window") is True
+    return row.otel is not UNSET and row.otel.window is True
 
 
 def _sweep(run_directory: Path) -> None:

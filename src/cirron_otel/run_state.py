@@ -10,10 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
-import socket
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,11 +19,7 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.settings import Settings
-
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-#: Launchers' words for "no id was given".
-_NO_ID = frozenset({"", "none", "None"})
 
 
 class _Saved(msgspec.Struct):
@@ -81,36 +74,6 @@ def begin(directory: Path, run: str, rank: int, iteration: int) -> RunState:
         return RunState.none(attempt)
     state.save(iteration)
     return state
-
-
-def run_id(settings: Settings) -> str:
-    """The run's id: given, the launcher's (torchrun, SLURM), else a new one."""
-    environ = os.environ
-    for given in (
-        settings.run_id,
-        environ.get("TORCHELASTIC_RUN_ID"),
-        environ.get("SLURM_JOB_ID"),
-    ):
-        if given is not None and given not in _NO_ID:
-            return given
-    if settings.world_size > 1 and environ.get("MASTER_ADDR"):
-        # Every rank must find the same one without talking: they share their rendezvous.
-        return f"{environ['MASTER_ADDR']}-{environ.get('MASTER_PORT', '0')}-{os.getppid()}"
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
-
-
-def host_name() -> str:
-    """This host's name."""
-    return socket.gethostname() or "localhost"
-
-
-def program_name() -> str:
-    """The running program's name: ``service.name`` unless OTel's own variables give one."""
-    main = sys.argv[0] if sys.argv else ""
-    stem = Path(main).stem
-    if stem in ("", "-c", "-"):
-        return "python"
-    return Path(main).resolve().parent.name if stem == "__main__" else stem
 
 
 def on_process_exit(finalize: Callable[[], None]) -> None:

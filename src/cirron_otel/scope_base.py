@@ -257,6 +257,8 @@ class BaseScope:
         """Open as the session: a trace of its own, linked to what it came from; current."""
         rec = self._rec
         self._open_in(rec.new_trace(), links)
+        if rec.resources:
+            rec.resources.start(self)
         rec.open[self.id] = self
         context = get_current()
         self.prev = context
@@ -415,7 +417,7 @@ class BaseScope:
             self._state = ENDED
             self.end_ns = end = max(now, self.start_ns)
             if exc is not None and not isinstance(exc, GeneratorExit):
-                self.note_exception(exc)
+                self.note_exception(exc, end)
             if truncated:
                 self.attrs = {**self.attrs, semconv.TRUNCATED: True}
             self._wrap_up(end)
@@ -498,7 +500,7 @@ class BaseScope:
 
     # --- what is recorded --------------------------------------------------------------------
 
-    def note_exception(self, exc: BaseException) -> None:
+    def note_exception(self, exc: BaseException, ts_ns: int | None = None) -> None:
         """Leave an exception on the scope: status, ``exception`` event, attribute ``error``."""
         kind = type(exc)
         name = kind.__qualname__ if kind.__module__ == "builtins" else (
@@ -520,6 +522,7 @@ class BaseScope:
                 semconv.EXCEPTION_MESSAGE: cut_text(message, _MAX_STACK_TEXT),
                 semconv.EXCEPTION_STACKTRACE: clean_text(stack),
             },
+            ts_ns,
         )
 
     def note_event(self, name: str, attrs: dict[str, Any], timestamp: int | None = None) -> None:

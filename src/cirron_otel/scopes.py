@@ -342,7 +342,8 @@ def mark(
     try:
         scope: Any = get_current().get(SCOPE_KEY)
         if (
-            rec.busy
+            rec.pending
+            or rec.is_child
             or attrs
             or kind != "point"
             or scope is None
@@ -365,10 +366,19 @@ def mark(
             return
         # Bound to locals first: a call through an instance attribute is not specialised.
         pop, append = rec.pop_mark_id, rec.append_mark
-        try:
-            mark_id = pop()
-        except IndexError:
-            mark_id = rec.next_mark_id()
+        clock = rec.clock
+        monotonic_ns = clock.monotonic_ns
+        now = monotonic_ns() + clock.offset_ns
+        shown = rec.shows_marks
+        if shown:
+            now = max(now, scope.last_ns + 1)
+            mark_id = rec.mark_id(scope, now)
+        else:
+            try:
+                mark_id = pop()
+            except IndexError:
+                mark_id = rec.next_mark_id()
+        scope.last_ns = now
         marks = scope.marks
         if marks is None:
             scope.marks = [mark_id]
@@ -376,14 +386,12 @@ def mark(
             marks.append(mark_id)
         else:
             scope.note_mark(mark_id)
-        clock = rec.clock
-        monotonic_ns = clock.monotonic_ns
-        scope.last_ns = now = monotonic_ns() + clock.offset_ns
-        append(
-            MarkRecord(
-                mark_id, scope.id, name, value_type, value, NO_ATTRS, now, "point", scope.iteration
-            )
+        record = MarkRecord(
+            mark_id, scope.id, name, value_type, value, NO_ATTRS, now, "point", scope.iteration
         )
+        append(record)
+        if shown:
+            scope.mark_event(record, deferred=False)
     except Exception as error:  # noqa: BLE001 - see _guard
         rec.guard.swallow("mark", error)
 

@@ -57,7 +57,7 @@ EXCEPTION_MESSAGE = "exception.message"
 EXCEPTION_STACKTRACE = "exception.stacktrace"
 
 # --- attributes of mark events --------------------------------------------------------------------
-MARK_ID = "cirron.mark.id"
+# A mark's id is no attribute: it is its span's id followed by the event's time, 16 hex each.
 #: Absent for a ``point``: what nearly every mark is, is not said each time.
 MARK_KIND = "cirron.mark.kind"
 #: Absent where ``value`` says it by its own type (int, double, bool or string).

@@ -132,7 +132,12 @@ class _Noted:
         self.attrs: dict[str, Any] = {}
         self.event: dict[str, Any] = {}
 
-    def note_event(self, name: str, attrs: dict[str, Any]) -> None:  # noqa: ARG002 - as a scope's
+    def note_event(
+        self,
+        name: str,  # noqa: ARG002 - as a scope's
+        attrs: dict[str, Any],
+        timestamp: int | None = None,  # noqa: ARG002
+    ) -> None:
         """Take the event's attributes."""
         self.event = attrs
 
@@ -362,10 +367,11 @@ def valid_link(context: SpanContext | None, attributes: Attributes) -> bool:
 def mark_attributes(record: MarkRecord, *, deferred: bool) -> dict[str, Any]:
     """The attributes of the span event that a mark becomes.
 
-    What the value says itself is not said again: ``cirron.mark.kind`` is there where it is not
-    ``point``, ``cirron.mark.value_type`` where it is not the type of ``value``.
+    What can be told is not said again: never the id (see ``Recorder.mark_id``), ``cirron.mark.kind``
+    only where it is not ``point``, ``cirron.mark.value_type`` only where it is not the type of
+    ``value``.
     """
-    attrs: dict[str, Any] = {**record.attrs, semconv.MARK_ID: record.id}
+    attrs: dict[str, Any] = dict(record.attrs)
     value = record.value
     if deferred:
         attrs[semconv.MARK_DEFERRED] = True

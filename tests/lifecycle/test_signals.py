@@ -107,8 +107,9 @@ def test_a_handler_that_goes_on_finds_everything_as_it_was(start_program: StartP
     """The signal makes a flush, closes nothing, and the program runs to its own end."""
     process = start(
         start_program,
-        before="signal.signal(signal.SIGTERM, lambda *_: print('handled', flush=True))",
-        wait="signal.pause()",
+        before="import threading; handled = threading.Event(); signal.signal("
+        "signal.SIGTERM, lambda *_: (print('handled', flush=True), handled.set()))",
+        wait="handled.wait(20)",
     )
     process.terminate()
     status, out, rows = ended(process)

@@ -433,7 +433,8 @@ def test_every_field_that_otlp_reads(way: Any, named: Any) -> None:
     assert [event.name for event in proto.events] == ["loss", "exception"]
     loss = {item.key: item.value for item in proto.events[0].attributes}
     assert loss["value"].double_value == 0.25
-    assert loss["cirron.mark.id"].string_value == row.mark_ids[0]
+    shown_at = proto.events[0].time_unix_nano
+    assert row.mark_ids[0] == f"{row.id[:16]}{shown_at:016x}"
     assert proto.events[0].time_unix_nano == way.marks()[0].ts_ns
     assert proto.links[0].span_id == OTHER.span_id.to_bytes(8, "big")
     assert proto.links[0].flags == 0x300

@@ -131,7 +131,7 @@ def test_a_real_collector_takes_it(collector: Collector, run_program: RunProgram
         assert span["Parent ID"] == ("" if row.parent_id is None else row.parent_id[:16])
         assert span["Trace ID"] == row.otel.trace_id + row.id[16:]
     assert "loss" in spans["inner"]["text"]
-    assert run.marks[0].id in spans["inner"]["text"]
+    assert str(run.marks[0].ts_ns) in spans["inner"]["text"]
     assert "what went wrong" in spans["failing"]["text"]
 
 

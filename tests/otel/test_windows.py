@@ -92,7 +92,7 @@ def test_steps_go_into_windows(way: Any, named: Any) -> None:
 
 
 def test_windows_are_in_the_spool_open_and_closed(way: Any) -> None:
-    """The key ``windows`` has each root when it opens and again when it is closed."""
+    """The root of a window is announced under ``open`` and, closed, stands under ``windows``."""
     way.start(trace_max_spans=20)
     with ci.scope("epoch"):
         for _ in range(3):
@@ -101,20 +101,24 @@ def test_windows_are_in_the_spool_open_and_closed(way: Any) -> None:
                     pass
             ci.flush()
     spans = way.finish()
-    windows = way.rows().windows
-    states = defaultdict(list)
-    for row in windows:
-        states[row.id].append(row)
-    assert len(states) >= 2
-    for opened, closed in states.values():
-        assert not isinstance(opened.end_ns, int)
-        assert closed.end_ns >= opened.start_ns
-        assert closed.parent_id is None
-        assert opened.name.endswith("..]")
-        assert not closed.name.endswith("..]")
-        assert len(closed.otel.links) == 2
+    rows = way.rows()
+    closed = {row.id: row for row in rows.windows}
+    assert len(closed) == len(rows.windows) >= 2
+    announced = {
+        row.id: row for batch in rows.batches for row in batch.open or [] if row.id in closed
+    }
+    assert announced
+    for row in announced.values():
+        assert row.otel.window is True
+        assert row.name.endswith("..]")
+    for row in closed.values():
+        assert row.end_ns >= row.start_ns
+        assert row.parent_id is None
+        assert row.otel.window is True
+        assert not row.name.endswith("..]")
+        assert len(row.otel.links) == 2
     exported = {f"{span.context.span_id:016x}" for span in spans}
-    assert {row_id[:16] for row_id in states} <= exported
+    assert {row_id[:16] for row_id in closed} <= exported
 
 
 def test_flat_scopes_overflow_too(way: Any) -> None:

@@ -1,0 +1,137 @@
+"""Marks, the long way: any value, any kind, with attributes, on any scope or on none.
+
+:func:`cirron_otel.scopes.mark` records plain numbers itself and hands everything else here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from cirron_otel import semconv
+from cirron_otel.batch import ROOT_SPAN_ID, MarkRecord
+from cirron_otel.batching import MAX_NAME_BYTES
+from cirron_otel.context import get_current
+from cirron_otel.scope_base import NO_ATTRS, OPEN, BaseScope, current_scope
+from cirron_otel.values import (
+    Deferred,
+    MarkValue,
+    UnsupportedValueError,
+    attributes,
+    clean_text,
+    cut_text,
+    mark_value,
+)
+
+if TYPE_CHECKING:
+    from cirron_otel.recorder import Recorder
+
+_ESTIMATED: dict[str, Any] = {semconv.ESTIMATED: True}
+_MAX_EARLY = 10_000
+
+
+class EarlyMarks:
+    """The last marks made while nothing records; ``profile()`` takes them over."""
+
+    def __init__(self) -> None:
+        self._kept: deque[tuple[object, object, object, dict[str, Any], int]] = deque(
+            maxlen=_MAX_EARLY
+        )
+        self.wanted = True
+
+    def keep(self, name: object, value: object, kind: object, attrs: dict[str, Any]) -> None:
+        """Keep one mark, unless recording was switched off."""
+        if self.wanted:
+            self._kept.append((name, value, kind, attrs, time.time_ns()))
+
+    def hand_over(self, rec: Recorder) -> None:
+        """Record what was kept, owned by nobody: the seed's ``"root"`` sentinel."""
+        while self._kept:
+            name, value, kind, attrs, ts_ns = self._kept.popleft()
+            record_mark(rec, name, value, kind, attrs, orphan_since=ts_ns)
+
+
+def record_mark(  # noqa: PLR0913 - what a mark is
+    rec: Recorder,
+    name: object,
+    value: object,
+    kind: object,
+    attrs: dict[str, Any],
+    *,
+    orphan_since: int = 0,
+) -> None:
+    """Record a mark on the current scope, whatever its value is.
+
+    ``orphan_since``: the mark was made at that time, ns, when there was no scope.
+    """
+    if rec.pending and not orphan_since:
+        rec.loops.activity()
+    name = name if type(name) is str else str(name)
+    try:
+        made = mark_value(value)
+    except UnsupportedValueError as error:
+        _refuse(rec, name, str(error))
+        return
+    scope = None if orphan_since else current_scope(rec, get_current())
+    if rec.is_child and (worker := rec.worker_id()) is not None:
+        attrs = {**attrs, semconv.WORKER_ID: worker}
+    ts_ns = orphan_since or rec.clock.now()
+    if scope is not None and rec.shows_marks:
+        ts_ns = max(ts_ns, scope.last_ns + 1)  # the time tells the mark from its neighbours
+    plain = made if isinstance(made, MarkValue) else MarkValue("float", None)
+    record = MarkRecord(
+        rec.next_mark_id() if scope is None else rec.mark_id(scope, ts_ns),
+        scope.id if scope is not None else ROOT_SPAN_ID,
+        cut_text(clean_text(name), MAX_NAME_BYTES),
+        plain.value_type,
+        plain.value,
+        attributes(attrs)[0] if attrs else NO_ATTRS,
+        ts_ns,
+        _checked_kind(rec, kind),
+        scope.iteration if scope is not None else UNSET,
+        UNSET if plain.nonfinite is None else plain.nonfinite,
+    )
+    if scope is not None:
+        if scope._state == OPEN:  # noqa: SLF001 - a scope's own kind
+            scope.note_mark(record.id)
+            scope.last_ns = max(scope.last_ns, ts_ns)
+        scope.mark_event(record, deferred=isinstance(made, Deferred))
+    if isinstance(made, Deferred):
+        rec.ensure_started()
+        rec.out.defer_mark(record, made)
+    else:
+        rec.append_mark(record)
+
+
+def overhead_mark(rec: Recorder, scope: BaseScope, now: int) -> None:
+    """Say on a scope with children what recording them took, by the sampled cost of one."""
+    if not rec.overhead_ns:
+        return
+    mark_id = rec.next_mark_id()
+    scope.note_mark(mark_id)
+    cost = min(int(scope.ops * rec.overhead_ns), max(0, now - scope.start_ns))
+    rec.append_mark(
+        MarkRecord(
+            mark_id, scope.id, semconv.OVERHEAD, "int", cost, _ESTIMATED, now, "point",
+            scope.iteration,
+        )
+    )  # fmt: skip
+
+
+def _refuse(rec: Recorder, name: str, reason: str) -> None:
+    graph = reason == "graph_capture"
+    rec.guard.lost(reason if graph else "unsupported_mark_value")
+    why = "its stream is capturing a CUDA graph" if graph else reason
+    rec.guard.warn(f"mark:{name}", f"mark {name!r} is not recorded: {why}")
+
+
+def _checked_kind(rec: Recorder, kind: object) -> str:
+    if kind in ("point", "summary"):
+        return str(kind)
+    rec.guard.warn(
+        "mark_kind", f"mark kind {kind!r} is neither 'point' nor 'summary'; taken as 'point'"
+    )
+    return "point"
