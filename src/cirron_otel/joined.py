@@ -94,7 +94,7 @@ class SpoolOnlySpan(otel_trace.NonRecordingSpan):
 class JoinedScope(SpanMethods):
     """A scope whose span the application's provider made (:attr:`span`)."""
 
-    __slots__ = ("_given", "_seen", "_shared", "exported", "span")
+    __slots__ = ("_given", "_seen", "_shared", "exported", "span", "values")
 
     span: otel_trace.Span
     #: What the span was started with: all of it, the user's part before cleaning, and the part
@@ -104,7 +104,12 @@ class JoinedScope(SpanMethods):
     _shared: dict[str, Any]
     #: Whether the application's sampler keeps the span.
     exported: bool
-    _marks_shown = 0
+    #: The last value of each mark.
+    values: dict[str, Any] | None
+
+    def __init__(self, rec: Recorder, name: str, index: int | None, attrs: dict[str, Any]) -> None:
+        super().__init__(rec, name, index, attrs)
+        self.values = None
 
     # --- hot path ------------------------------------------------------------------------------
 
@@ -135,9 +140,21 @@ class JoinedScope(SpanMethods):
             or not parent.exported
             or parent.thread_id != get_ident()
             or (depth := parent.depth + 1) > MAX_DEPTH
-            or (trace := parent.trace).count >= trace.limit - reserve
         ):
             return False
+        trace = parent.trace
+        start_in = context
+        if trace.count >= trace.limit - reserve:
+            trace = trace.window
+            if (
+                trace is None
+                or trace.count >= trace.limit - reserve
+                or trace.parent is not parent
+                or len(context) != 2  # noqa: PLR2004 - our two keys and nothing else
+            ):
+                return False
+            start_in = trace.root_context
+            trace.last = self
         trace.count += 1
         if not trace.count & 63:
             rec.batcher.relieve()
@@ -146,7 +163,7 @@ class JoinedScope(SpanMethods):
         if start_ns is None:
             start_ns = clock.monotonic_ns() + offset
         self.trace = trace
-        self.otel = trace.otel
+        self.otel = trace.otel if trace is parent.trace else trace.child_otel
         self.above = parent
         self.depth = depth
         self.iteration = parent.iteration
@@ -155,7 +172,10 @@ class JoinedScope(SpanMethods):
         self._shared = given = parent._shared  # noqa: SLF001 - a scope's own kind
         if self.index is not None:
             given = {**given, semconv.INDEX: self.index}
-        self._start_span(context, given, start_ns)
+        if self.attrs or not self._start_plain(
+            start_in, given, start_ns
+        ):
+            self._start_span(start_in, given, start_ns)
         self.prev = context
         span = self.span
         if len(context) == 2:  # noqa: PLR2004 - our two keys and nothing else
@@ -202,6 +222,10 @@ class JoinedScope(SpanMethods):
         except Exception as error:  # noqa: BLE001 - see _guard
             rec.guard.swallow("scope.exit", error)
 
+    def share_nothing(self) -> None:
+        """Children need not repeat what this scope bears."""
+        self._shared = {}
+
     # --- what BaseScope asks for -----------------------------------------------------------------
 
     def rename(self, name: str) -> None:
@@ -243,6 +267,25 @@ class JoinedScope(SpanMethods):
                 trace_id=trace.id[:16], sampled=UNSET if made.trace_flags.sampled else False
             )
 
+    def _start_plain(self, context: Context, given: dict[str, Any], start_ns: int) -> bool:
+        """Start a span without attributes of the user's, where all goes as it nearly always does."""
+        spans: Any = self._rec.spans
+        try:
+            span = spans.tracer.start_span(
+                self.name, context, attributes=given or None, start_time=start_ns
+            )
+        except Exception:  # noqa: BLE001 - told by the long way, which meets it again
+            return False
+        made = span.get_span_context()
+        if type(span) is SpoolOnlySpan or not span.is_recording() or not made.trace_flags & 1:
+            return False
+        self.span = span
+        self.exported = True
+        self._given = given
+        self._seen = None
+        self.id = f"{made.span_id:016x}{self.trace.low}"
+        return True
+
     def _start_span(self, context: Context, given: dict[str, Any], start_ns: int) -> None:
         """Have the application's tracer make the span; sets ``span``, ``exported`` and ``id``."""
         rec, extra = self._rec, self.extra
@@ -255,7 +298,7 @@ class JoinedScope(SpanMethods):
         failed = False
         try:
             span = rec.spans.tracer.start_span(  # type: ignore[union-attr] # it made this scope
-                self.name, context, attributes=given,
+                self.name, context, attributes=given or None,
                 links=None if extra is None else extra.links, start_time=start_ns,
             )  # fmt: skip
             # A tracer that is switched off may hand out the current span, even where it is ours.
@@ -292,7 +335,7 @@ class JoinedScope(SpanMethods):
             if not span.is_recording():
                 return  # somebody ended it before us
             extra = self.extra
-            if extra is not None or (self.attrs and self._changed()):
+            if extra is not None or self.values or (self.attrs and self._changed()):
                 self._set_late(span, extra)
             span.end(end_ns)
         except Exception as error:  # noqa: BLE001 - see _guard
@@ -312,8 +355,9 @@ class JoinedScope(SpanMethods):
     def _set_late(self, span: otel_trace.Span, extra: Extra | None) -> None:
         late = attributes(self.attrs)[0] if self.attrs and self._changed() else {}
         given = self._given
+        for name, value in (self.values or NO_ATTRS).items():
+            late[semconv.MARK_PREFIX + name] = value
         if extra is not None:
-            late.update(extra.mark_values or NO_ATTRS)
             if extra.error_type is not None or self._rec.resources or extra.gpu_ns is not None:
                 late.update(self._rec.exported_attributes(self))
             if extra.status is not StatusCode.UNSET:
@@ -337,7 +381,8 @@ class JoinedScope(SpanMethods):
         if self.attrs or len(found) > len(self._given):
             self._take_attributes(found)
         extra, events, links = self.extra, span.events, span.links
-        if events and len(events) > self._marks_shown + (0 if extra is None else len(extra.events)):
+        noted = 0 if extra is None else len(extra.events) + extra.mark_count
+        if events and len(events) > noted + len(self.marks or ()):
             extra = self.extra = extra or Extra()
             mine = {(name, timestamp) for name, timestamp, _ in extra.events}
             extra.events += [
@@ -381,18 +426,21 @@ class JoinedScope(SpanMethods):
         """Show a mark as event now, and as attribute when the span ends."""
         if not self.exported:
             return
-        self._marks_shown += 1
-        plain = record.value_type == "float" and record.kind == "point" and not record.attrs
-        shown = (
-            {semconv.MARK_VALUE: record.value}
-            if plain and record.value is not None
-            else mark_attributes(record, deferred=deferred)
-        )
-        self.span.add_event(record.name, shown, record.ts_ns)
+        self.span.add_event(record.name, mark_attributes(record, deferred=deferred), record.ts_ns)
         if not deferred:
-            extra = self.extra = self.extra or Extra()
-            values = extra.mark_values = extra.mark_values or {}
-            values[semconv.MARK_PREFIX + record.name] = shown_value(record)
+            self.values = self.values or {}
+            self.values[record.name] = shown_value(record)
+
+    def show_number(self, record: MarkRecord) -> None:
+        """As :meth:`mark_event`, for a plain number: the short way."""
+        if self.exported:
+            name, value = record.name, record.value
+            self.span.add_event(name, {"value": value}, record.ts_ns)
+            values = self.values
+            if values is None:
+                self.values = {name: value}
+            else:
+                values[name] = value
 
 
 def _overwritten(given: object, found: object) -> bool:
@@ -432,6 +480,8 @@ class JoinedSpans:
         Each attribute of a span costs a microsecond with this SDK, on the training thread.
         """
         rec = self._rec
+        if isinstance(session, JoinedScope):
+            session.share_nothing()
         self.tracer = self.provider.get_tracer(
             semconv.INSTRUMENTATION_NAME, rec.sdk_version, None,
             {

@@ -45,8 +45,8 @@ class Trace:
     """
 
     __slots__ = (
-        "child_otel", "count", "first", "flags", "id", "last", "limit", "low", "otel", "root",
-        "window",
+        "child_otel", "count", "first", "flags", "id", "last", "limit", "low", "otel", "parent",
+        "root", "root_context", "window",
     )  # fmt: skip
 
     def __init__(self, trace_id: str, *, sampled: bool, limit: float) -> None:
@@ -61,6 +61,10 @@ class Trace:
         #: The root scope, where it is one of ours.
         self.root: BaseScope | None = None
         self.window: Trace | None = None
+        #: Of a window: the canonical parent that its root is linked to, and the context in which
+        #: its direct children start.
+        self.parent: BaseScope | None = None
+        self.root_context = Context()
         #: The first and the newest scope of a window, for its name.
         self.first: BaseScope | None = None
         self.last: BaseScope | None = None
@@ -543,6 +547,10 @@ class BaseScope:
             extra = self.extra = self.extra or Extra()
             extra.mark_count = max(extra.mark_count, MAX_MARK_IDS) + 1
 
+    def show_number(self, record: MarkRecord) -> None:
+        """Show a mark that is a finite number and a point on the OTel span."""
+        self.mark_event(record, deferred=False)
+
     def mark_event(self, record: MarkRecord, *, deferred: bool) -> None:
         """Show a mark on the OTel span, where somebody may be reading it."""
 
@@ -584,6 +592,7 @@ class BaseScope:
             trace_id=base.trace_id,
             parent_span_id=base.parent_span_id,
             sampled=base.sampled,
+            window=base.window,
             kind=UNSET if extra.kind is otel_trace.SpanKind.INTERNAL else extra.kind.name.lower(),
             status=UNSET if status is otel_trace.StatusCode.UNSET else status.name.lower(),
             status_message=UNSET if extra.status_message is None else extra.status_message,

@@ -371,8 +371,9 @@ def mark(
         now = monotonic_ns() + clock.offset_ns
         shown = rec.shows_marks
         if shown:
-            now = max(now, scope.last_ns + 1)
-            mark_id = rec.mark_id(scope, now)
+            if now <= scope.last_ns:
+                now = scope.last_ns + 1
+            mark_id = f"{scope.id[:16]}{now:016x}"  # see Recorder.mark_id
         else:
             try:
                 mark_id = pop()
@@ -384,6 +385,8 @@ def mark(
             scope.marks = [mark_id]
         elif len(marks) < MAX_MARK_IDS:
             marks.append(mark_id)
+        elif (extra := scope.extra) is not None and extra.mark_count:
+            extra.mark_count += 1
         else:
             scope.note_mark(mark_id)
         record = MarkRecord(
@@ -391,7 +394,7 @@ def mark(
         )
         append(record)
         if shown:
-            scope.mark_event(record, deferred=False)
+            scope.show_number(record)
     except Exception as error:  # noqa: BLE001 - see _guard
         rec.guard.swallow("mark", error)
 

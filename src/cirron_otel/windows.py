@@ -13,6 +13,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from opentelemetry.context import Context
+from opentelemetry.trace import set_span_in_context
 
 from cirron_otel import semconv
 
@@ -29,6 +31,8 @@ def open_window(rec: Recorder, first: BaseScope, parent: BaseScope) -> Trace:
     root = rec.make_scope(f"{label}[{_ordinal(first, parent)}..]", None, {})
     root.open_window_root(trace, [parent, rec.session])
     trace.root = root
+    trace.parent = parent
+    trace.root_context = set_span_in_context(root._span(), Context())  # noqa: SLF001
     trace.child_otel = msgspec.structs.replace(trace.otel, parent_span_id=root.id[:16])
     root.otel = msgspec.structs.replace(root.otel, window=True)
     rec.open[root.id] = root
@@ -37,6 +41,8 @@ def open_window(rec: Recorder, first: BaseScope, parent: BaseScope) -> Trace:
 
 def close_window(rec: Recorder, window: Trace) -> None:
     """End the root span of a window that is full, or at the end of the session."""
+    if window.window is not None:
+        close_window(rec, window.window)
     root, last = window.root, window.last
     if root is None or not root.is_open or last is None:
         return
@@ -47,11 +53,9 @@ def close_window(rec: Recorder, window: Trace) -> None:
 
 
 def close_windows(rec: Recorder, trace: Trace | None) -> None:
-    """End the windows that ``trace`` overflowed into, and theirs."""
-    while trace is not None:
-        if trace.window is not None:
-            close_window(rec, trace.window)
-        trace = trace.window
+    """End the window that ``trace`` overflows into, and its own."""
+    if trace is not None and trace.window is not None:
+        close_window(rec, trace.window)
 
 
 def _ordinal(scope: BaseScope, parent: BaseScope | None) -> int:
