@@ -16,7 +16,7 @@ make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 	&& $(1)/bin/python -m pip install --quiet --upgrade pip
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format bench counterparts clean
+.PHONY: help setup demo test lint format gpu-check bench counterparts clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -48,6 +48,9 @@ lint: setup ## Check style, types and the layers of the house
 format: setup ## Mend what the style check can mend by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+gpu-check: setup ## Check what needs a CUDA device; exits with 2 where there is none
+	$(BIN)/python tests/gpu/check.py
 
 bench: $(BENCH)/.stamp ## Measure against cirron-sdk and the OpenTelemetry SDK, in turn
 	$(BENCH)/bin/python benchmarks/run.py

@@ -66,4 +66,3 @@ class Guard:
             return False
         self._last_logged[place] = now
         return True
-

@@ -6,16 +6,20 @@ for the interpreter does not notice, encodes each, and seals a batch when it is 
 
 **Back-pressure.** When more than :data:`ASSIST_ROWS` rows are queued, the producing thread itself
 encodes one bounded slice every time it draws new ids (every 64 rows); counted as
-``producer_assists``. Rows are dropped only while the disk refuses to take batches: the oldest
+``producer_assists``. Where sealed batches already wait for the disk it steps aside for at most a
+millisecond instead, counted the same, so that the flush thread gets to write them and memory stays
+bounded. Rows are dropped only while the disk refuses to take batches: the oldest
 point marks first, then the oldest spans, each counted.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, repeat, starmap
 from typing import Any, Protocol
 
 import msgspec
@@ -41,7 +45,7 @@ MAX_ROWS = 2 * ASSIST_ROWS
 #: A batch is sealed before its rows pass this size, so that no file reaches 4 MB.
 SEAL_BYTES = 3_000_000
 SEAL_ROWS = 20_000
-#: No batch is made larger than this (but for one whose open scopes alone are).
+#: No batch is made larger than this (but for one with more than 7,000 open scopes).
 _HARD_BYTES = 3_700_000
 #: One slice, and one row, is at most this large; what is larger is encoded row by row, then cut.
 _CHUNK_BYTES = 700_000
@@ -52,11 +56,16 @@ MAX_NAME_BYTES = 1024
 ATTRIBUTES_LEFT_OUT = "cirron.attributes_left_out"
 #: How JSON writes the character that databases refuse.
 _NUL = rb"\u0000"
-#: Rows encoded at a time on the flush thread, and by an assisting producer.
+_BACKSLASH = b"\\"
+#: Rows encoded at a time on the flush thread, and by an assisting producer: at most, and fewer
+#: where rows are so large that they would make more than these bytes.
 SLICE_ROWS = 64
 ASSIST_SLICE = 256
-#: Sealed batches that may wait for the disk before producers stop encoding more.
-MAX_SEALED = 8
+SLICE_BYTES = 65_536
+#: Sealed batches that may wait for the disk before producers stop encoding more and step aside.
+MAX_SEALED = 4
+#: How long a producer steps aside, in seconds.
+PAUSE_S = 0.001
 
 _Row = SpanRecord | MarkRecord | SnapshotRecord
 
@@ -104,9 +113,12 @@ class Batcher:
         self.wake: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._last_created = 0
+        #: Bytes of a row in the last slice of its kind.
+        self._row_bytes = {"spans": 1, "marks": 1, "snapshots": 1}
         self._reset()
 
     def _reset(self) -> None:
+        # Pieces of JSON with the commas between them, so that sealing is copying three lists.
         self._chunks: dict[str, list[bytes]] = {"spans": [], "marks": [], "snapshots": []}
         self._size = 0
         self._rows = 0
@@ -120,7 +132,12 @@ class Batcher:
         """Drop everything: after a fork the rows are the parent's to write."""
         self._lock = threading.Lock()
         for queue in (
-            self.spans, self.marks, self.snapshots, self.windows, self.late, self.sealed,
+            self.spans,
+            self.marks,
+            self.snapshots,
+            self.windows,
+            self.late,
+            self.sealed,
         ):
             queue.clear()
         self._reset()
@@ -128,13 +145,21 @@ class Batcher:
     # --- producers -------------------------------------------------------------------------------
 
     def relieve(self) -> None:
-        """Called by producers every 64 rows: help if the flush thread is behind. Never waits."""
+        """Called by producers every 64 rows: help if the flush thread is behind.
+
+        Waits for nothing but, past :data:`ASSIST_ROWS` with :data:`MAX_SEALED` batches unwritten,
+        the :data:`PAUSE_S` it gives away.
+        """
         if len(self.spans) + len(self.marks) + len(self.late) <= ASSIST_ROWS:
             return
         if not self.envelope or self.disk_refuses or len(self.sealed) >= MAX_SEALED:
             self.wake()
-            if self.queued > MAX_ROWS and self.disk_refuses:
-                self._drop_oldest()
+            if self.disk_refuses:
+                if self.queued > MAX_ROWS:
+                    self._drop_oldest()
+            elif self.envelope:
+                self.producer_assists += 1
+                time.sleep(PAUSE_S)
             return
         if self._lock.acquire(blocking=False):
             try:
@@ -207,6 +232,8 @@ class Batcher:
         extra: dict[str, bytes] = {}
         if open_rows is not None:
             extra["open"] = self._encoded_list(open_rows)
+            if len(extra["open"]) > _CHUNK_BYTES:
+                extra["open"] = self._encoded_list([_bare(row) for row in open_rows])
         windows = [self.windows.popleft() for _ in range(len(self.windows))]
         if windows:
             extra["windows"] = self._encoded_list(windows)
@@ -240,12 +267,11 @@ class Batcher:
         return self._size >= SEAL_BYTES or self._rows >= SEAL_ROWS
 
     def _encode_slice(self, name: str, queue: deque[Any], most: int) -> int:
+        most = max(1, min(most, SLICE_BYTES * most // (self._row_bytes[name] * SLICE_ROWS)))
         rows: list[_Row] = []
-        try:
-            for _ in range(most):
-                rows.append(queue.popleft())  # noqa: PERF401 - the queue may run empty
-        except IndexError:
-            pass
+        # Not a loop of ours: the other threads wait for the interpreter meanwhile.
+        with contextlib.suppress(IndexError):  # the queue has run empty
+            rows.extend(starmap(queue.popleft, repeat((), most)))
         if not rows:
             return most
         if name == "spans":
@@ -253,8 +279,10 @@ class Batcher:
                 self._tell(sink, rows)
         chunk = _encoded(rows)
         if chunk is not None:
+            self._row_bytes[name] = max(1, len(chunk) // len(rows))
             self._add(name, chunk, len(rows))
         else:
+            self._row_bytes[name] = _CHUNK_BYTES // len(rows)
             for row in rows:
                 chunk = self._encoded_alone(row)
                 if chunk:
@@ -279,7 +307,11 @@ class Batcher:
     def _add(self, name: str, chunk: bytes, rows: int) -> None:
         if self._size + len(chunk) > _HARD_BYTES and self._rows:
             self._seal({})
-        self._chunks[name].append(chunk)
+        pieces = self._chunks[name]
+        if pieces:
+            pieces.append(b",")
+            self._size += 1
+        pieces.append(chunk)
         self._size += len(chunk)
         self._rows += rows
 
@@ -295,10 +327,7 @@ class Batcher:
         chunks: list[bytes | memoryview] = [msgspec.json.encode(head)[:-1]]
         for name, pieces in self._chunks.items():
             chunks.append(f',"{name}":['.encode())
-            for position, piece in enumerate(pieces):
-                if position:
-                    chunks.append(b",")
-                chunks.append(piece)
+            chunks.extend(pieces)
             chunks.append(b"]")
         chunks.extend(b',"%b":[%b]' % (name.encode(), rows) for name, rows in extra.items())
         chunks.append(b"," + encode_rows([self.envelope])[1:] if self.envelope else b"}")
@@ -307,13 +336,28 @@ class Batcher:
         self._reset()
 
 
+def _bare(row: SpanRecord) -> SpanRecord:
+    """An open row that only says what is open: all come in one batch, however many and large.
+
+    The closed row has the rest.
+    """
+    attrs = {ATTRIBUTES_LEFT_OUT: len(row.attrs)} if row.attrs else {}
+    otel = row.otel
+    if otel is not UNSET and otel.events is not UNSET:
+        otel = _fewer_events(otel, 0)
+    return msgspec.structs.replace(row, attrs=attrs, attrs_truncated=UNSET, mark_ids=(), otel=otel)
+
+
 def _encoded(rows: Sequence[_Row]) -> bytes | None:
     """Rows as they are; None if one of them has to be cleaned or cut first."""
     try:
         chunk = encode_rows(rows)
     except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
         return None
-    return None if len(chunk) > _CHUNK_BYTES or _NUL in chunk else chunk
+    if len(chunk) > _CHUNK_BYTES:
+        return None
+    # One character is looked for many times faster than six, and most rows have no backslash.
+    return None if _BACKSLASH in chunk and _NUL in chunk else chunk
 
 
 def _cleaned(row: _Row) -> _Row:

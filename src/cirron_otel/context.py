@@ -39,15 +39,20 @@ def _find_variable() -> contextvars.ContextVar[Context] | None:
     return contextvars.copy_context().run(look)
 
 
-def _access() -> tuple[Callable[[], Context], Callable[[Context], object]]:
+def _with_default() -> contextvars.ContextVar[Context] | None:
+    """The variable, if it answers also where nothing was attached yet."""
     variable = _find_variable()
-    if variable is None:
-        return otel_context.get_current, otel_context.attach
-    try:
-        contextvars.Context().run(variable.get)
-    except LookupError:  # no default: the official function knows what to answer
-        return otel_context.get_current, otel_context.attach
-    return variable.get, variable.set
+    if variable is not None:
+        try:
+            contextvars.Context().run(variable.get)
+        except LookupError:  # the official function knows what to answer then
+            return None
+    return variable
 
 
-get_current, attach_context = _access()
+#: The variable that holds the context; None where it lies elsewhere.
+VARIABLE = _with_default()
+get_current: Callable[[], Context] = otel_context.get_current
+attach_context: Callable[[Context], object] = otel_context.attach
+if VARIABLE is not None:
+    get_current, attach_context = VARIABLE.get, VARIABLE.set

@@ -7,6 +7,7 @@ serves as a bell, and poll a counter. That makes every method here safe in a sig
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
@@ -97,10 +98,8 @@ class FlushThread:
 
     def ring(self) -> None:
         """Have a flush begin soon. Never blocks."""
-        try:
+        with contextlib.suppress(RuntimeError):  # it has been rung already
             self._bell.release()
-        except RuntimeError:
-            pass  # it has been rung already
 
     def request(self, timeout: float) -> bool:
         """Have everything queued so far flushed; waits at most ``timeout`` seconds.

@@ -21,7 +21,8 @@ from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.processor import SpoolSpanProcessor
 from cirron_otel.provider import Limits, blame
-from cirron_otel.scope_base import ENDED, MAX_DEPTH, NEW, NO_ATTRS, OPEN, BaseScope, Extra
+from cirron_otel.scope_base import BaseScope, Extra
+from cirron_otel.scope_core import ENDED, MAX_DEPTH, NEW, NO_ATTRS, OPEN
 from cirron_otel.span_api import SpanMethods, mark_attributes, shown_value
 from cirron_otel.values import attributes
 
@@ -94,7 +95,7 @@ class SpoolOnlySpan(otel_trace.NonRecordingSpan):
 class JoinedScope(SpanMethods):
     """A scope whose span the application's provider made (:attr:`span`)."""
 
-    __slots__ = ("_given", "_seen", "_shared", "exported", "span", "values")
+    __slots__ = ("_given", "_seen", "_shared", "exported", "span")
 
     span: otel_trace.Span
     #: What the span was started with: all of it, the user's part before cleaning, and the part
@@ -105,11 +106,7 @@ class JoinedScope(SpanMethods):
     #: Whether the application's sampler keeps the span.
     exported: bool
     #: The last value of each mark.
-    values: dict[str, Any] | None
-
-    def __init__(self, rec: Recorder, name: str, index: int | None, attrs: dict[str, Any]) -> None:
-        super().__init__(rec, name, index, attrs)
-        self.values = None
+    values: dict[str, Any] | None = None
 
     # --- hot path ------------------------------------------------------------------------------
 
@@ -130,8 +127,7 @@ class JoinedScope(SpanMethods):
         if (
             iteration is not None
             or self.name == semconv.EPOCH  # its children carry its index
-            or rec.pending
-            or rec.resources
+            or rec.detour
             or parent is None
             or parent._state != OPEN  # noqa: SLF001 - a scope's own kind
             or parent.ctx is not context
@@ -172,9 +168,7 @@ class JoinedScope(SpanMethods):
         self._shared = given = parent._shared  # noqa: SLF001 - a scope's own kind
         if self.index is not None:
             given = {**given, semconv.INDEX: self.index}
-        if self.attrs or not self._start_plain(
-            start_in, given, start_ns
-        ):
+        if self.attrs or not self._start_plain(start_in, given, start_ns):
             self._start_span(start_in, given, start_ns)
         self.prev = context
         span = self.span
@@ -213,10 +207,19 @@ class JoinedScope(SpanMethods):
             self.ctx = GONE
             above.last_ns = end
             above.ops += self.ops + 1
-            self._finish(end)
-            if self.extra is None or self.extra.device_time is None:
-                rec.batcher.late.append(self)
+            if self.extra is None and not self.attrs and self.values is None and self.exported:
+                if self._end_plain(end):
+                    rec.append_span(
+                        SpanRecord(
+                            self.id, self.name, above.id, self.index, self.start_ns, end,
+                            None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (),
+                            UNSET, self.iteration, UNSET, self.otel,
+                        )
+                    )  # fmt: skip
+                else:
+                    rec.emit(self)
             else:
+                self._finish(end)
                 rec.emit(self)
             rec.open.pop(self.id, None)
         except Exception as error:  # noqa: BLE001 - see _guard
@@ -268,7 +271,7 @@ class JoinedScope(SpanMethods):
             )
 
     def _start_plain(self, context: Context, given: dict[str, Any], start_ns: int) -> bool:
-        """Start a span without attributes of the user's, where all goes as it nearly always does."""
+        """Start a span without attributes of the user's, where all goes as it mostly does."""
         spans: Any = self._rec.spans
         try:
             span = spans.tracer.start_span(
@@ -327,6 +330,24 @@ class JoinedScope(SpanMethods):
         self.span = span
         self.id = f"{made.span_id:016x}{made.trace_id & _LOW:016x}"
 
+    def _end_plain(self, end_ns: int) -> bool:
+        """End a span to which we add nothing; says whether nobody else added anything either."""
+        span: Any = self.span
+        try:
+            if span.is_recording():
+                span.end(end_ns)
+        except Exception as error:  # noqa: BLE001 - a processor of the application
+            blame(self._rec.guard, "on_end", error, "a processor of the application")
+        try:
+            return (
+                not span.events
+                and len(span.attributes) == len(self._given)
+                and span.name == self.name
+                and span.status.status_code is StatusCode.UNSET
+            )
+        except AttributeError:  # no SDK span: nothing can be read back
+            return True
+
     def _finish(self, end_ns: int) -> None:
         if not self.exported:
             return
@@ -347,10 +368,6 @@ class JoinedScope(SpanMethods):
         if self.exported and isinstance(span, ReadableSpan) and end_ns is not UNSET:
             self._take_over(span)
         return super().row(end_ns)
-
-    def late_row(self) -> SpanRecord:
-        """The row, made by the flush thread: an ended span does not change any more."""
-        return self.row(self.end_ns)
 
     def _set_late(self, span: otel_trace.Span, extra: Extra | None) -> None:
         late = attributes(self.attrs)[0] if self.attrs and self._changed() else {}
@@ -381,8 +398,8 @@ class JoinedScope(SpanMethods):
         if self.attrs or len(found) > len(self._given):
             self._take_attributes(found)
         extra, events, links = self.extra, span.events, span.links
-        noted = 0 if extra is None else len(extra.events) + extra.mark_count
-        if events and len(events) > noted + len(self.marks or ()):
+        noted = len(self.marks or ()) + self.more_marks
+        if events and len(events) > noted + (0 if extra is None else len(extra.events)):
             extra = self.extra = extra or Extra()
             mine = {(name, timestamp) for name, timestamp, _ in extra.events}
             extra.events += [

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import concurrent.futures
+import contextlib
 import functools
 import os
 import signal
@@ -15,12 +16,13 @@ import threading
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
-
-from opentelemetry.context import Context
+from typing import TYPE_CHECKING, Any
 
 from cirron_otel import children, recorder, semconv
 from cirron_otel.context import attach_context, get_current
+
+if TYPE_CHECKING:
+    from opentelemetry.context import Context
 
 _SIGNAL_WAIT_S = 1.0
 _EXIT_WAIT_S = 0.5
@@ -44,7 +46,13 @@ class Lifecycle:
         self._patch(threading.Thread, "start", self._make_start)
         self._patch(concurrent.futures.ThreadPoolExecutor, "submit", self._make_submit)
         self._carry()
-        if self._rec.settings.signals and threading.current_thread() is threading.main_thread():
+        # A DataLoader worker has torch's own handler, in C, which Python does not know of: it ends
+        # the worker quietly where the main process says so. Ours would put it away.
+        if (
+            self._rec.settings.signals
+            and threading.current_thread() is threading.main_thread()
+            and self._rec.worker_id() is None
+        ):
             for number in (signal.SIGTERM, signal.SIGINT):
                 self._handle(number)
 
@@ -121,7 +129,7 @@ class Lifecycle:
 
         self._undo.append(undo)
 
-    # --- ends --------------------------------------------------------------------------------------
+    # --- ends ------------------------------------------------------------------------------------
 
     def _at_exit(self) -> None:
         if not self.active:
@@ -177,21 +185,15 @@ class Lifecycle:
             os.kill(os.getpid(), number)
 
 
-def _run_in(
-    thread: threading.Thread, run: Callable[[], None], context: Context
-) -> None:
+def _run_in(thread: threading.Thread, run: Callable[[], None], context: Context) -> None:
     """Run a thread's body in the context it was started in."""
-    try:
+    with contextlib.suppress(AttributeError):
         del thread.run  # the attribute was only for the way over; the method is back
-    except AttributeError:
-        pass
     attach_context(context)
     run()
 
 
-def _call_in(
-    context: Context, fn: Callable[..., Any], *args: Any, **kwargs: Any
-) -> Any:  # noqa: ANN401
+def _call_in(context: Context, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
     """Call ``fn`` in the context it was submitted in; the pool's thread keeps its own."""
     before = get_current()
     attach_context(context)

@@ -35,7 +35,8 @@ from typing import TYPE_CHECKING
 
 from cirron_otel import semconv
 from cirron_otel.context import get_current
-from cirron_otel.scope_base import ENDED, NEW, OPEN, BaseScope, current_scope
+from cirron_otel.scope_base import BaseScope, current_scope
+from cirron_otel.scope_core import ENDED, NEW, OPEN
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder

@@ -15,7 +15,8 @@ from cirron_otel import semconv
 from cirron_otel.batch import ROOT_SPAN_ID, MarkRecord
 from cirron_otel.batching import MAX_NAME_BYTES
 from cirron_otel.context import get_current
-from cirron_otel.scope_base import NO_ATTRS, OPEN, BaseScope, current_scope
+from cirron_otel.scope_base import BaseScope, current_scope
+from cirron_otel.scope_core import NO_ATTRS, OPEN
 from cirron_otel.values import (
     Deferred,
     MarkValue,

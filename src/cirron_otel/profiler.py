@@ -140,7 +140,7 @@ class Cirron:
         self._given = settings
         self._profiler: Profiler | None = None
 
-    def profile(  # noqa: PLR0913 - the public signature
+    def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's order
         self,
         config: Mapping[str, Any] | None = None,
         frameworks: Iterable[str] | None = None,
@@ -315,17 +315,19 @@ def _inherited_links() -> list[Link]:
     # A span that has ended (of a session that another thread shut down) stays in this context.
     if not current.is_valid or getattr(span, "end_time", None) is not None:
         carrier = {
-            key.lower(): os.environ[key] for key in ("TRACEPARENT", "TRACESTATE") if key in os.environ
+            key.lower(): os.environ[key]
+            for key in ("TRACEPARENT", "TRACESTATE")
+            if key in os.environ
         }
         context = TraceContextTextMapPropagator().extract(carrier)
         current = otel_trace.get_current_span(context).get_span_context()
     return [Link(current)] if current.is_valid else []
 
 
-# --- the module's functions ------------------------------------------------------------------------
+# --- the module's functions ---------------------------------------------------------------------
 
 
-def profile(  # noqa: PLR0913 - the public signature
+def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's order
     config: Mapping[str, Any] | None = None,
     frameworks: Iterable[str] | None = None,
     snapshots: Any = NOT_GIVEN,  # noqa: ANN401 - None means off

@@ -19,19 +19,14 @@ from cirron_otel import identity, ids, marks, run_state, semconv, windows
 from cirron_otel._guard import Guard
 from cirron_otel.clock import Clock
 from cirron_otel.context import get_current
+from cirron_otel.core import RecorderCore
 from cirron_otel.errors import SpoolError
 from cirron_otel.joined import JoinedSpans
 from cirron_otel.process_usage import ProcessUsage
 from cirron_otel.provider import OwnSpans
 from cirron_otel.run_state import RunState
-from cirron_otel.scope_base import (
-    ENDED,
-    INHERITED,
-    BaseScope,
-    RemoteScope,
-    Trace,
-    current_scope,
-)
+from cirron_otel.scope_base import BaseScope, RemoteScope, Trace, current_scope
+from cirron_otel.scope_core import ENDED, INHERITED
 from cirron_otel.spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
@@ -49,9 +44,11 @@ early_marks = marks.EarlyMarks()
 #: What a flush, and what an orderly end of the process, may take at most.
 FLUSH_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
+#: Losses of marks that do not say so in their name.
+_MARK_LOSSES = ("graph_capture", "device_not_ready", "device_read_failed")
 
 
-class Recorder:
+class Recorder(RecorderCore):
     """Everything one process records. Public methods never raise and are safe from any thread."""
 
     def __init__(  # noqa: PLR0913 - what a recorder is made of
@@ -70,21 +67,18 @@ class Recorder:
         self.guard = guard or Guard()
         self.pid = os.getpid()
         self.rank = settings.rank
-        self.open: dict[str, BaseScope] = {}
+        self.open = {}
         self.session: BaseScope | None = None
         self.active = False
-        #: Anything that makes scopes take the general path instead of the fast one.
-        self.busy = False
+        self.busy = self.detour = self.shows_marks = False
         #: Whether a pass of a loop waits for its first sign of life (see loops.py).
         self.pending = False
         self.loops: Any = None
         self.resources = ProcessUsage.for_settings(settings.resources)
         self.overhead_ns = 0.0
         self.fork_parent: BaseScope | None = None
-        self._span_ids: list[str] = []
-        self._mark_ids: list[str] = []
-        self.pop_span_id = self._span_ids.pop
-        self.pop_mark_id = self._mark_ids.pop
+        self.span_ids = []
+        self.mark_ids = []
         self.headroom = max(1, settings.trace_max_spans // 10)
         run = identity.run_id(settings) if carrier is None else str(carrier["run_id"])
         self.resource = Resource.create(identity.resource_attributes(settings, run))
@@ -95,9 +89,7 @@ class Recorder:
             else OwnSpans(self)
         )
         self.limits = self.spans.limits
-        self.instrumentation_scope = InstrumentationScope(
-            semconv.INSTRUMENTATION_NAME, sdk_version
-        )
+        self.instrumentation_scope = InstrumentationScope(semconv.INSTRUMENTATION_NAME, sdk_version)
         #: Whether the next flush closes what dead processes left open.
         self.recovers = carrier is None
         #: Set by a signal that will end the process: its name.
@@ -106,8 +98,8 @@ class Recorder:
         self.at_exit = False
         self.out = SpoolWriter(self)
         self.spool, self.batcher, self.flushes = self.out.spool, self.out.batcher, self.out.flushes
-        self.append_span: Callable[[SpanRecord], None] = self._first_span
-        self.append_mark: Callable[[MarkRecord], None] = self._first_mark
+        self.append_span = self._first_span
+        self.append_mark = self._first_mark
         #: Takes back what was patched for a recorder that no profiler owns (a child's).
         self.undo: Callable[[], None] | None = None
         self.is_child = carrier is not None
@@ -136,10 +128,8 @@ class Recorder:
     def refresh_busy(self) -> None:
         """Whether scopes have to take the general path, and whether spans show marks."""
         self.shows_marks = bool(self.processors) or not self.spans.lean
-        self.busy = bool(
-            self.pending or self.resources or self.processors or not self.spans.lean
-            or self.is_child
-        )
+        self.detour = bool(self.pending or self.resources or self.is_child)
+        self.busy = bool(self.detour or self.processors or not self.spans.lean)
 
     @property
     def processors(self) -> tuple[Any, ...]:
@@ -168,24 +158,24 @@ class Recorder:
     def next_span_id(self) -> str:
         """The next span id (16 hex); draws 64 at a time and relieves the queue meanwhile."""
         try:
-            return self._span_ids.pop()
+            return self.span_ids.pop()
         except IndexError:
             self.spans.sample_next()
             self.batcher.relieve()
             fresh = ids.span_ids()
             last = fresh.pop()
-            self._span_ids.extend(fresh)
+            self.span_ids.extend(fresh)
             return last
 
     def next_mark_id(self) -> str:
         """The next mark id (32 hex)."""
         try:
-            return self._mark_ids.pop()
+            return self.mark_ids.pop()
         except IndexError:
             self.batcher.relieve()
             fresh = ids.mark_ids()
             last = fresh.pop()
-            self._mark_ids.extend(fresh)
+            self.mark_ids.extend(fresh)
             return last
 
     def mark_id(self, scope: BaseScope, ts_ns: int) -> str:
@@ -245,7 +235,7 @@ class Recorder:
             (semconv.ERROR_TYPE, extra.error_type),
         ):
             if value is not None:
-                out[key] = value
+                out[key] = value  # noqa: PERF403 - out has entries already
         return {**out, **(extra.mark_values or {})}
 
     # --- window traces ----------------------------------------------------------------------------
@@ -299,7 +289,7 @@ class Recorder:
         return True
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
-        """Write everything recorded so far; waits at most ``timeout`` s, says whether it is done."""
+        """Write everything recorded so far; waits at most ``timeout`` s; says if it is done."""
         done = self.flushes.request(timeout)
         return done and not self.batcher.disk_refuses
 
@@ -397,8 +387,8 @@ class Recorder:
         for scope in self.open.values():
             scope._state = INHERITED  # noqa: SLF001
         self.open.clear()
-        self._span_ids.clear()
-        self._mark_ids.clear()
+        self.span_ids.clear()
+        self.mark_ids.clear()
         self.append_span = self._first_span
         self.append_mark = self._first_mark
         self.guard.losses.clear()
@@ -413,7 +403,7 @@ class Recorder:
         losses = dict(self.guard.losses)
         marks = sum(
             count for reason, count in losses.items()
-            if "mark" in reason or reason in ("graph_capture", "device_not_ready", "device_read_failed")
+            if "mark" in reason or reason in _MARK_LOSSES
         )  # fmt: skip
         context = current_scope(self, get_current())
         try:

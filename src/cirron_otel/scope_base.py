@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import traceback
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from opentelemetry import trace as otel_trace
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
@@ -24,6 +24,8 @@ from opentelemetry.trace import SpanContext, TraceFlags
 from cirron_otel import semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
+from cirron_otel.core import ScopeCore, TraceCore
+from cirron_otel.scope_core import ENDED, INHERITED, MAX_DEPTH, NEW, NO_ATTRS, OPEN
 from cirron_otel.values import Deferred, attribute_value, attributes, clean_text, cut_text
 
 if TYPE_CHECKING:
@@ -31,23 +33,19 @@ if TYPE_CHECKING:
 
     from cirron_otel.recorder import Recorder
 
-#: INHERITED: open in the process this one was forked from, which will write its row.
-NEW, OPEN, ENDED, INHERITED = 0, 1, 2, 3
-MAX_DEPTH = 64
 _MAX_STACK_TEXT = 16 * 1024
-NO_ATTRS: dict[str, Any] = {}
 
 
-class Trace:
+class Trace(TraceCore):
     """One OTel trace: its id, its size so far, and where its overflow goes.
 
     ``limit`` is the number of spans after which children open in a *window* trace instead.
     """
 
-    __slots__ = (
-        "child_otel", "count", "first", "flags", "id", "last", "limit", "low", "otel", "parent",
-        "root", "root_context", "window",
-    )  # fmt: skip
+    __slots__ = ("first", "flags", "id", "parent", "root", "root_context")
+
+    window: Trace | None
+    last: BaseScope | None
 
     def __init__(self, trace_id: str, *, sampled: bool, limit: float) -> None:
         self.id = trace_id
@@ -55,19 +53,19 @@ class Trace:
         self.flags = TraceFlags(TraceFlags.SAMPLED if sampled else TraceFlags.DEFAULT)
         self.otel = SpanOtel(trace_id=trace_id[:16], sampled=UNSET if sampled else False)
         #: What the rows of a window's direct children share; None in any other trace.
-        self.child_otel: SpanOtel | None = None
+        self.child_otel = None
         self.count = 0
         self.limit = limit
         #: The root scope, where it is one of ours.
         self.root: BaseScope | None = None
-        self.window: Trace | None = None
+        self.window = None
         #: Of a window: the canonical parent that its root is linked to, and the context in which
         #: its direct children start.
         self.parent: BaseScope | None = None
         self.root_context = Context()
         #: The first and the newest scope of a window, for its name.
         self.first: BaseScope | None = None
-        self.last: BaseScope | None = None
+        self.last = None
 
 
 class Extra:
@@ -75,8 +73,9 @@ class Extra:
 
     __slots__ = (
         "cpu_ns", "cpu_start", "device_time", "dropped_events", "dropped_links", "error_type",
-        "events", "gpu_ns", "instrumentation", "kind", "links", "mark_count", "mark_values", "memory_peak_bytes", "memory_start", "otel_parent",
-        "parent_context", "reentered", "status", "status_message",
+        "events", "gpu_ns", "instrumentation", "kind", "links", "mark_values",
+        "memory_peak_bytes", "memory_start", "otel_parent", "parent_context", "reentered",
+        "status", "status_message",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -95,7 +94,6 @@ class Extra:
         self.dropped_events = 0
         self.dropped_links = 0
         self.kind = otel_trace.SpanKind.INTERNAL
-        self.mark_count = 0
         self.mark_values: dict[str, Any] | None = None
         #: The OTel parent, where it is not the canonical parent's span.
         self.otel_parent: SpanContext | None = None
@@ -105,7 +103,7 @@ class Extra:
         self.status_message: str | None = None
 
 
-class BaseScope:
+class BaseScope(ScopeCore):
     """A scope: context manager, sync and async; see the module for what it promises.
 
     Not thread-safe as a whole (a scope belongs to the code that opened it), but opening and
@@ -115,44 +113,16 @@ class BaseScope:
     (a dict they may change until the scope ends), ``start_ns``, ``end_ns``, ``iteration``.
     """
 
-    __slots__ = (
-        "__dict__", "__weakref__", "_offset", "_rec", "_state", "above", "attrs", "ctx", "depth",
-        "end_ns", "extra", "id", "index", "iteration", "last_ns", "marks", "name", "ops", "otel",
-        "prev", "start_ns", "thread_id", "trace",
-    )  # fmt: skip
+    __slots__ = ("__dict__", "__weakref__")
 
-    _rec: Recorder
-    name: str
-    index: int | None
-    attrs: dict[str, Any]
-    id: str
     above: BaseScope | None
     trace: Trace
-    otel: SpanOtel
-    ctx: Context | None
-    depth: int
-    prev: Context
-    start_ns: int
-    end_ns: int
-    iteration: int | Any
-    marks: list[str] | None
     extra: Extra | None
     # What few scopes set is no slot: it costs nothing until it is.
     #: Opened by a loop on the user's behalf.
     auto: bool = False
     #: Of an epoch: how many children of a kind a loop has numbered in it.
     counters: dict[str, int] | None = None
-
-    def __init__(self, rec: Recorder, name: str, index: int | None, attrs: dict[str, Any]) -> None:
-        self._rec = rec
-        self.name = name
-        self.index = index
-        self.attrs = attrs
-        self.marks = None
-        self.extra = None
-        self.ctx = None
-        self.ops = 0
-        self._state = NEW
 
     def at(self, monotonic_ns: int) -> int:
         """A monotonic time as this scope counts: its length stays right across a clock step."""
@@ -187,7 +157,7 @@ class BaseScope:
         """Whether the scope was entered and has not ended."""
         return self._state == OPEN
 
-    def __enter__(self) -> BaseScope:
+    def __enter__(self) -> Self:
         """Open the scope under the current one; it becomes current."""
         try:
             self.open()
@@ -195,7 +165,7 @@ class BaseScope:
             self._rec.guard.swallow("scope.enter", error)
         return self
 
-    def open(
+    def open(  # noqa: C901 - one condition after the other
         self,
         *,
         parent: BaseScope | None = None,
@@ -385,14 +355,23 @@ class BaseScope:
     ) -> None:
         """End this scope and nothing else; an exception is recorded and flies on."""
         try:
-            if self.extra is not None and self.extra.reentered:
-                self.extra.reentered -= 1
-                return
-            self.close(exc=exc)
+            self.leave(exc_type, exc, tb)
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("scope.exit", error)
 
-    async def __aenter__(self) -> BaseScope:
+    def leave(
+        self,
+        exc_type: type[BaseException] | None,  # noqa: ARG002 - as the with statement has them
+        exc: BaseException | None,
+        tb: TracebackType | None,  # noqa: ARG002
+    ) -> None:
+        """What the end of a ``with`` block does, the long way."""
+        if self.extra is not None and self.extra.reentered:
+            self.extra.reentered -= 1
+            return
+        self.close(exc=exc)
+
+    async def __aenter__(self) -> Self:
         """As :meth:`__enter__`."""
         return self.__enter__()
 
@@ -450,7 +429,7 @@ class BaseScope:
         scope = context.get(SCOPE_KEY)
         inner: list[BaseScope] = []
         while isinstance(scope, BaseScope) and scope is not self:
-            if scope._state == OPEN:
+            if scope.is_open:
                 if not scope.auto:
                     return
                 inner.append(scope)
@@ -464,17 +443,17 @@ class BaseScope:
         """Make the nearest open ancestor current, if this scope (or what ended in it) is."""
         context = get_current()
         scope = context.get(SCOPE_KEY)
-        while isinstance(scope, BaseScope) and scope is not self and scope._state != OPEN:
+        while isinstance(scope, BaseScope) and scope is not self and not scope.is_open:
             scope = scope.above
         if scope is not self:
             return
         current = context.get(SPAN_KEY)
         if context is not self.ctx and isinstance(current, otel_trace.Span):
             holder = context.get(SCOPE_KEY)
-            if isinstance(holder, BaseScope) and current is not holder._span():
+            if isinstance(holder, BaseScope) and current is not holder._span():  # noqa: SLF001
                 return  # a third-party span is current: it is not ours to put away
         before, above = self.prev, self.above
-        while above is not None and above._state not in (OPEN, INHERITED):
+        while above is not None and above._state not in (OPEN, INHERITED):  # noqa: SLF001
             if above.ctx is not None:
                 before = above.prev
             above = above.above
@@ -488,10 +467,6 @@ class BaseScope:
             if key in before:
                 restored[key] = before[key]
         attach_context(Context(restored))
-
-    def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:  # noqa: ARG002 - see ScopeSpan
-        """Open the short way where there is one; says whether it was opened."""
-        return False
 
     def add_closed(
         self, name: str, start_ns: int, end_ns: int, exc: BaseException | None = None
@@ -544,8 +519,7 @@ class BaseScope:
         elif len(self.marks) < MAX_MARK_IDS:
             self.marks.append(mark_id)
         else:
-            extra = self.extra = self.extra or Extra()
-            extra.mark_count = max(extra.mark_count, MAX_MARK_IDS) + 1
+            self.more_marks += 1
 
     def show_number(self, record: MarkRecord) -> None:
         """Show a mark that is a finite number and a point on the OTel span."""
@@ -554,11 +528,11 @@ class BaseScope:
     def mark_event(self, record: MarkRecord, *, deferred: bool) -> None:
         """Show a mark on the OTel span, where somebody may be reading it."""
 
-    def row(self, end_ns: int | Any = UNSET) -> SpanRecord:
+    def row(self, end_ns: int | UnsetType = UNSET) -> SpanRecord:
         """The scope as the spool writes it; without ``end_ns`` as it stands, still open."""
         extra, marks = self.extra, self.marks
         attrs, cut = attributes(self.attrs) if self.attrs else (NO_ATTRS, [])
-        count = UNSET if extra is None or not extra.mark_count else extra.mark_count
+        count = len(marks) + self.more_marks if marks and self.more_marks else UNSET
         return SpanRecord(
             self.id,
             self.name,

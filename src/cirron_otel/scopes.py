@@ -8,21 +8,17 @@ to record at its first scope or mark, from the carrier in its environment.
 
 from __future__ import annotations
 
-import functools
-import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
-
-from opentelemetry.context import Context
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from cirron_otel import children, recorder
-from cirron_otel.batch import MAX_MARK_IDS, MarkRecord
-from cirron_otel.context import SCOPE_KEY, attach_context, get_current
+from cirron_otel.core import record_number
+from cirron_otel.decorators import decorated
 from cirron_otel.joined import JoinedScope
 from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.loops import EVALUATION, TRAIN, Loops
 from cirron_otel.provider import OwnSpans
-from cirron_otel.scope_base import NO_ATTRS, OPEN, BaseScope
+from cirron_otel.scope_base import BaseScope
 from cirron_otel.spans import ScopeSpan
 
 if TYPE_CHECKING:
@@ -31,7 +27,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _MISSING: Any = object()
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
-_FLOAT_MAX = 1.7976931348623157e308
 
 
 # --- scope ---------------------------------------------------------------------------------------
@@ -47,7 +42,7 @@ class _Decorates:
 
     def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap ``fn`` (function, coroutine function, generator, async generator)."""
-        return decorated(fn, self.name, self.index, self.attrs)
+        return decorated(fn, lambda: scope(self.name, self.index, **self.attrs))
 
 
 class Scope(_Decorates, ScopeSpan):
@@ -61,7 +56,7 @@ class TimedScope(Scope):
 
     __slots__ = ("_cost",)
 
-    def __enter__(self) -> TimedScope:
+    def __enter__(self) -> Self:
         """As for any scope, timed."""
         rec = self._rec
         rec.spans.scope_class = Scope
@@ -176,140 +171,6 @@ def _checked_index(
     return None, {"index": index, **attrs}
 
 
-def decorated(
-    fn: Callable[..., Any], name: str, index: int | None, attrs: dict[str, Any]
-) -> Callable[..., Any]:
-    """``fn`` with a scope around each call; kind, signature and result stay its own."""
-    if inspect.isasyncgenfunction(fn):
-
-        @functools.wraps(fn)
-        async def asyncgen(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
-            held = scope(name, index, **attrs)
-            inner = fn(*args, **kwargs)
-            send: Any = None
-            throw: BaseException | None = None
-            with _Held(held) as running:
-                try:
-                    while True:
-                        with running:
-                            try:
-                                item = await (
-                                    inner.asend(send) if throw is None else inner.athrow(throw)
-                                )
-                            except StopAsyncIteration:
-                                return
-                        throw = None
-                        try:
-                            send = yield item
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:  # noqa: BLE001 - it is the generator's
-                            throw, send = error, None
-                finally:
-                    with running:
-                        await inner.aclose()
-
-        return asyncgen
-    if inspect.iscoroutinefunction(fn):
-
-        @functools.wraps(fn)
-        async def coroutine(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            with scope(name, index, **attrs):
-                return await fn(*args, **kwargs)
-
-        return coroutine
-    if inspect.isgeneratorfunction(fn):
-
-        @functools.wraps(fn)
-        def generator(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            held = scope(name, index, **attrs)
-            inner = fn(*args, **kwargs)
-            send: Any = None
-            throw: BaseException | None = None
-            with _Held(held) as running:
-                try:
-                    while True:
-                        with running:
-                            try:
-                                item = inner.send(send) if throw is None else inner.throw(throw)
-                            except StopIteration as stop:
-                                return stop.value
-                        throw = None
-                        try:
-                            send = yield item
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:  # noqa: BLE001 - it is the generator's
-                            throw, send = error, None
-                finally:
-                    with running:
-                        inner.close()
-
-        return generator
-
-    @functools.wraps(fn)
-    def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-        with scope(name, index, **attrs):
-            return fn(*args, **kwargs)
-
-    return function
-
-
-class _Held:
-    """A scope held open by a generator: attached only while the generator runs."""
-
-    __slots__ = ("_before", "_scope")
-
-    def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
-        self._scope = held
-        self._before: Context | None = None
-
-    def __enter__(self) -> _Running:
-        held = self._scope
-        if isinstance(held, BaseScope):
-            try:
-                held.open(attach=False)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                held._rec.guard.swallow("scope.enter", error)  # noqa: SLF001
-        return _Running(held)
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        held = self._scope
-        if isinstance(held, BaseScope) and held.is_open:
-            try:
-                held.close(exc=exc, restore=False)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                held._rec.guard.swallow("scope.exit", error)  # noqa: SLF001
-
-
-class _Running:
-    """Attaches a held scope around each run of its generator."""
-
-    __slots__ = ("_before", "_mine", "_scope")
-
-    def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
-        self._scope = held
-        self._before: Context | None = None
-        self._mine: Context | None = None
-
-    def __enter__(self) -> None:
-        held = self._scope
-        if isinstance(held, BaseScope) and held.is_open:
-            self._before = get_current()
-            self._mine = held.attached(self._before)
-            attach_context(self._mine)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if self._before is not None and get_current() is self._mine:
-            attach_context(self._before)
-        self._before = None
-
-
 # --- mark ----------------------------------------------------------------------------------------
 
 
@@ -340,66 +201,13 @@ def mark(
         recorder.early_marks.keep(name, value, kind, attrs)
         return
     try:
-        scope: Any = get_current().get(SCOPE_KEY)
-        if (
-            rec.pending
-            or rec.is_child
-            or attrs
-            or kind != "point"
-            or scope is None
-            or scope._state != OPEN
-            or scope._rec is not rec
-            or type(name) is not str
-            or len(name) > 64  # noqa: PLR2004 - anything longer is measured in bytes
-        ):
+        if attrs or kind != "point" or not record_number(rec, name, value):
             rec.mark(name, value, kind, attrs)
-            return
-        if type(value) is float:
-            if not -_FLOAT_MAX <= value <= _FLOAT_MAX:
-                rec.mark(name, value, kind, attrs)
-                return
-            value_type = "float"
-        elif type(value) is int and _INT_MIN <= value <= _INT_MAX:
-            value_type = "int"
-        else:
-            rec.mark(name, value, kind, attrs)
-            return
-        # Bound to locals first: a call through an instance attribute is not specialised.
-        pop, append = rec.pop_mark_id, rec.append_mark
-        clock = rec.clock
-        monotonic_ns = clock.monotonic_ns
-        now = monotonic_ns() + clock.offset_ns
-        shown = rec.shows_marks
-        if shown:
-            if now <= scope.last_ns:
-                now = scope.last_ns + 1
-            mark_id = f"{scope.id[:16]}{now:016x}"  # see Recorder.mark_id
-        else:
-            try:
-                mark_id = pop()
-            except IndexError:
-                mark_id = rec.next_mark_id()
-        scope.last_ns = now
-        marks = scope.marks
-        if marks is None:
-            scope.marks = [mark_id]
-        elif len(marks) < MAX_MARK_IDS:
-            marks.append(mark_id)
-        elif (extra := scope.extra) is not None and extra.mark_count:
-            extra.mark_count += 1
-        else:
-            scope.note_mark(mark_id)
-        record = MarkRecord(
-            mark_id, scope.id, name, value_type, value, NO_ATTRS, now, "point", scope.iteration
-        )
-        append(record)
-        if shown:
-            scope.show_number(record)
     except Exception as error:  # noqa: BLE001 - see _guard
         rec.guard.swallow("mark", error)
 
 
-# --- loops -----------------------------------------------------------------------------------------
+# --- loops ---------------------------------------------------------------------------------------
 
 
 class Loop(Generic[_T]):

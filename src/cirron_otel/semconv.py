@@ -73,7 +73,7 @@ OVERHEAD = "cirron.overhead_ns"
 #: Attribute of a mark whose value was sampled, not measured each time.
 ESTIMATED = "estimated"
 
-# --- resource ---------------------------------------------------------------------------------------
+# --- resource -------------------------------------------------------------------------------------
 SERVICE_NAME = "service.name"
 SERVICE_INSTANCE_ID = "service.instance.id"
 HOST_NAME = "host.name"

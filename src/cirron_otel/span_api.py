@@ -22,7 +22,8 @@ from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode,
 
 from cirron_otel import semconv
 from cirron_otel.batch import MarkRecord
-from cirron_otel.scope_base import ENDED, OPEN, BaseScope, Extra
+from cirron_otel.scope_base import BaseScope, Extra
+from cirron_otel.scope_core import ENDED, OPEN
 from cirron_otel.values import attribute_value, attributes
 
 if TYPE_CHECKING:
@@ -367,9 +368,9 @@ def valid_link(context: SpanContext | None, attributes: Attributes) -> bool:
 def mark_attributes(record: MarkRecord, *, deferred: bool) -> dict[str, Any]:
     """The attributes of the span event that a mark becomes.
 
-    What can be told is not said again: never the id (see ``Recorder.mark_id``), ``cirron.mark.kind``
-    only where it is not ``point``, ``cirron.mark.value_type`` only where it is not the type of
-    ``value``.
+    What can be told is not said again: never the id (see ``Recorder.mark_id``),
+    ``cirron.mark.kind`` only where it is not ``point``, ``cirron.mark.value_type`` only where it is
+    not the type of ``value``.
     """
     attrs: dict[str, Any] = dict(record.attrs)
     value = record.value

@@ -373,7 +373,9 @@ def _write_chunks(fd: int, chunks: Sequence[bytes | memoryview]) -> int:
     total = 0
     for first in range(0, len(chunks), _IOV_MAX):
         window = chunks[first : first + _IOV_MAX]
-        expected = sum(map(_nbytes, window))
+        # Mostly all are bytes, and then nothing of ours runs for each of them.
+        length = len if set(map(type, window)) == {bytes} else _nbytes
+        expected = sum(map(length, window))
         total += expected
         written = os.writev(fd, window)
         if written < expected:

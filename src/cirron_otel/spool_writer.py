@@ -53,7 +53,7 @@ class SpoolWriter:
         #: The process is ending: no more stepping back between slices.
         self.ending = False
 
-    # --- producers ---------------------------------------------------------------------------------
+    # --- producers -------------------------------------------------------------------------------
 
     def defer_mark(self, row: MarkRecord, value: Deferred) -> None:
         """Write a mark once its value has come from the device."""
@@ -68,7 +68,7 @@ class SpoolWriter:
         """Rows that wait for a device."""
         return len(self._marks) + len(self._spans)
 
-    # --- the process's name --------------------------------------------------------------------------
+    # --- the process's name ----------------------------------------------------------------------
 
     def prepare(self) -> None:
         """Once per process: take the writer lock and name the batches. May touch the disk."""
@@ -123,7 +123,7 @@ class SpoolWriter:
         self.flushes.reset()
         self.run_state = run_state.RunState.none(self.run_state.attempt)
 
-    # --- the flush thread ------------------------------------------------------------------------------
+    # --- the flush thread ------------------------------------------------------------------------
 
     def _flush(self) -> None:
         """One flush; on the flush thread, or where there is none on the caller's."""
@@ -143,12 +143,7 @@ class SpoolWriter:
             self._write()
         if self.batcher.disk_refuses:
             return
-        encode_slice = self.batcher.slices()
-        while encode_slice():
-            if not self.ending and not self.flushes.waited_for:
-                time.sleep(_YIELD_S)
-            if len(self.batcher.sealed) > 1:
-                self._write()
+        self._encode()
         open_rows: list[SpanRecord] | None = None
         names = tuple(scope.id for scope in scopes)
         if names != self._announced:
@@ -160,6 +155,15 @@ class SpoolWriter:
             self.run_state.save(rec.loops.iteration if rec.loops is not None else 0)
         if last:
             self.release()
+
+    def _encode(self) -> None:
+        """Encode what is queued now, a slice at a time; write what is full meanwhile."""
+        encode_slice = self.batcher.slices()
+        while encode_slice():
+            if not self.ending and not self.flushes.waited_for:
+                time.sleep(_YIELD_S)
+            if len(self.batcher.sealed) > 1:
+                self._write()
 
     def _write(self) -> bool:
         sealed = self.batcher.sealed

@@ -252,3 +252,15 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
             check=False,
         )
         assert (done.returncode, done.stderr) == (0, ""), line
+
+
+def test_every_test_that_is_named_is_there() -> None:
+    """Each test that the scorecard names is defined in the tests."""
+    named = set(re.findall(r"`(test_\w+)`", _text("docs/scorecard.md")))
+    defined = {
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text(encoding="utf-8"))
+    }
+    assert len(named) > 50
+    assert sorted(named - defined) == []

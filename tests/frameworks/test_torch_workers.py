@@ -33,10 +33,15 @@ PROGRAM = """
             for item in loader:
                 with ci.scope("use"):
                     pass
-        del loader  # persistent workers that are left to the end of the process are killed by it
+        del loader  # persistent workers end here
         ci.mark("end", 1)
         ci.shutdown()
         assert "CIRRON_OTEL_CARRIER" not in __import__("os").environ
+"""
+
+PROFILE = """ci.profile()
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter as iterator
+        print("handler:", hasattr(iterator, "_register_persistent_workers_atexit"))
 """
 
 
@@ -80,6 +85,22 @@ def test_what_a_worker_records_arrives(
     loop = "".join(f"    step[{n}]\n{use}" for n in range(4))
     tree = tree_text(run, without=("read",)) + "\n"
     assert tree == "cirron.session\n" + "".join(f"  epoch[{n}]\n{loop}" for n in range(count))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_persistent_workers_left_to_the_end_lose_nothing(
+    run_program: RunProgram, method: str
+) -> None:
+    """Workers that still live when the process exits write what they have, and end quietly."""
+    program = PROGRAM.split("        del loader", maxsplit=1)[0].replace("ci.profile()", PROFILE)
+    run = run_program(program, args=(method, "yes", "no", "2"))
+    if "handler: False" in run.stdout:
+        pytest.skip("this torch has no handler that ends persistent workers at exit")
+    assert run.stderr == ""
+    assert sorted(span.attrs["item"] for span in run.named("read")) == sorted([0, 1, 2, 3] * 2)
+    assert len(run.named("decode")) == 8
+    assert list((run.output_dir / "run").glob("*.lock")) == []
 
 
 def test_workers_that_record_nothing_start_nothing(run_program: RunProgram) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from cirron_otel import semconv
-from cirron_otel.scope_base import NO_ATTRS
+from cirron_otel.scope_core import NO_ATTRS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -64,6 +64,7 @@ class Loaders:
             else:
                 iterator = original(loader)
             try:
+                _end_workers_in_order(loader, iterator)
                 # Persistent workers: the same iterator as last time, in a new pass.
                 before = vars(iterator).pop(_KEY, None)
                 if isinstance(before, Pass):
@@ -146,3 +147,17 @@ class Loaders:
             if epoch is not None and epoch is not rec.loops.here.implicit_epoch:
                 return epoch
         return rec.session
+
+
+def _end_workers_in_order(loader: DataLoader[Any], iterator: object) -> None:
+    """Have torch end persistent workers in order when the process exits.
+
+    Those that are left to the end of the process are killed by ``multiprocessing`` otherwise, by a
+    signal that torch has them die of at once, in C: what they had not flushed would be lost. Torch
+    itself registers this where memory is pinned; versions that have no such handler lose at most
+    one flush interval.
+    """
+    if loader.num_workers and loader.persistent_workers:
+        register = getattr(iterator, "_register_persistent_workers_atexit", None)
+        if register is not None:
+            register()

@@ -67,6 +67,7 @@ class Phases:
         scope: BaseScope | None = None
         try:
             scope = rec.make_scope(name, None, attrs)
+            scope.clean = attrs
             scope.__enter__()
             if timer is not None:
                 begun = timer.begin()

@@ -1,0 +1,12 @@
+"""The compiled part of the package. Everything else is in pyproject.toml.
+
+It is optional: without a C compiler the package installs and works the same, more slowly.
+"""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension("cirron_otel._fast", ["src/cirron_otel/_fast.c"], optional=True),
+    ],
+)

@@ -1,0 +1,925 @@
+/* The hot path of a scope, compiled: scope_core.py says what it does, line by line.
+ *
+ * Both files define the same two classes with the same attributes and methods; scope_base.py takes
+ * this one where it was built. It uses the public C API of CPython only, holds no state but the
+ * constants handed to configure(), and runs under the GIL, so that each method here is atomic.
+ *
+ * Every function that can fail leaves the scope as it was, or raises: there is no half-open scope.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <structmember.h>
+
+enum { NEW, OPEN, ENDED, INHERITED };
+
+static struct {
+    PyObject *variable, *context_type, *span_key, *scope_key, *gone, *span_record, *mark_record,
+        *no_attrs, *unset, *empty;
+    long max_depth, max_mark_ids;
+} C;
+
+static PyObject *s_next_span_id, *s_open, *s_overhead_mark, *s_row, *s_guard, *s_swallow, *s_enter,
+    *s_exit, *s_leave, *s_next_mark_id, *s_show_number, *s_float, *s_int, *s_point;
+
+/* --- Clock ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    long long offset_ns;
+    PyObject *monotonic_ns;
+} Clock;
+
+static PyMemberDef clock_members[] = {
+    {"offset_ns", T_LONGLONG, offsetof(Clock, offset_ns), 0, NULL},
+    {"monotonic_ns", T_OBJECT_EX, offsetof(Clock, monotonic_ns), 0, NULL},
+    {NULL}
+};
+
+static int
+clock_traverse(Clock *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->monotonic_ns);
+    return 0;
+}
+
+static int
+clock_clear(Clock *self)
+{
+    Py_CLEAR(self->monotonic_ns);
+    return 0;
+}
+
+static void
+clock_dealloc(Clock *self)
+{
+    PyObject_GC_UnTrack(self);
+    clock_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject ClockType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.ClockCore",
+    .tp_basicsize = sizeof(Clock),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "What a scope reads of its clock.",
+    .tp_traverse = (traverseproc)clock_traverse,
+    .tp_clear = (inquiry)clock_clear,
+    .tp_dealloc = (destructor)clock_dealloc,
+    .tp_members = clock_members,
+    .tp_new = PyType_GenericNew,
+};
+
+/* --- Recorder --------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    char busy, detour, shows_marks;
+    PyObject *clock, *span_ids, *mark_ids, *open, *append_span, *append_mark, *pid, *rank;
+} Recorder;
+
+#define EACH_OBJECT(DO)                                                                            \
+    DO(self->clock); DO(self->span_ids); DO(self->mark_ids); DO(self->open);                       \
+    DO(self->append_span); DO(self->append_mark); DO(self->pid); DO(self->rank)
+
+#define OBJECT(field) {#field, T_OBJECT_EX, offsetof(Recorder, field), 0, NULL}
+static PyMemberDef recorder_members[] = {
+    {"busy", T_BOOL, offsetof(Recorder, busy), 0, NULL},
+    {"detour", T_BOOL, offsetof(Recorder, detour), 0, NULL},
+    {"shows_marks", T_BOOL, offsetof(Recorder, shows_marks), 0, NULL},
+    OBJECT(clock),
+    OBJECT(span_ids),
+    OBJECT(mark_ids),
+    OBJECT(open),
+    OBJECT(append_span),
+    OBJECT(append_mark),
+    OBJECT(pid),
+    OBJECT(rank),
+    {NULL}
+};
+#undef OBJECT
+
+static int
+recorder_traverse(Recorder *self, visitproc visit, void *arg)
+{
+    EACH_OBJECT(Py_VISIT);
+    return 0;
+}
+
+static int
+recorder_clear(Recorder *self)
+{
+    EACH_OBJECT(Py_CLEAR);
+    return 0;
+}
+#undef EACH_OBJECT
+
+static void
+recorder_dealloc(Recorder *self)
+{
+    PyObject_GC_UnTrack(self);
+    recorder_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject RecorderType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.RecorderCore",
+    .tp_basicsize = sizeof(Recorder),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "What a scope reads of its recorder.",
+    .tp_traverse = (traverseproc)recorder_traverse,
+    .tp_clear = (inquiry)recorder_clear,
+    .tp_dealloc = (destructor)recorder_dealloc,
+    .tp_members = recorder_members,
+    .tp_new = PyType_GenericNew,
+};
+
+/* The recorder of a scope, if it has all that is read here; NULL (no error): not the short way. */
+static Recorder *
+usable(PyObject *rec)
+{
+    if (rec == NULL || !PyObject_TypeCheck(rec, &RecorderType)) {
+        return NULL;
+    }
+    Recorder *self = (Recorder *)rec;
+    if (self->clock == NULL || !PyObject_TypeCheck(self->clock, &ClockType)
+        || ((Clock *)self->clock)->monotonic_ns == NULL
+        || self->span_ids == NULL || !PyList_CheckExact(self->span_ids)
+        || self->mark_ids == NULL || !PyList_CheckExact(self->mark_ids)
+        || self->open == NULL || !PyDict_CheckExact(self->open)
+        || self->append_span == NULL || self->append_mark == NULL || self->pid == NULL
+        || self->rank == NULL) {
+        return NULL;
+    }
+    return self;
+}
+
+/* --- Trace ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t count;
+    double limit;
+    PyObject *low, *otel, *child_otel, *window, *last;
+} Trace;
+
+static PyMemberDef trace_members[] = {
+    {"count", T_PYSSIZET, offsetof(Trace, count), 0, NULL},
+    {"limit", T_DOUBLE, offsetof(Trace, limit), 0, NULL},
+    {"low", T_OBJECT_EX, offsetof(Trace, low), 0, NULL},
+    {"otel", T_OBJECT_EX, offsetof(Trace, otel), 0, NULL},
+    {"child_otel", T_OBJECT_EX, offsetof(Trace, child_otel), 0, NULL},
+    {"window", T_OBJECT_EX, offsetof(Trace, window), 0, NULL},
+    {"last", T_OBJECT_EX, offsetof(Trace, last), 0, NULL},
+    {NULL}
+};
+
+static int
+trace_traverse(Trace *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->low);
+    Py_VISIT(self->otel);
+    Py_VISIT(self->child_otel);
+    Py_VISIT(self->window);
+    Py_VISIT(self->last);
+    return 0;
+}
+
+static int
+trace_clear(Trace *self)
+{
+    Py_CLEAR(self->low);
+    Py_CLEAR(self->otel);
+    Py_CLEAR(self->child_otel);
+    Py_CLEAR(self->window);
+    Py_CLEAR(self->last);
+    return 0;
+}
+
+static void
+trace_dealloc(Trace *self)
+{
+    PyObject_GC_UnTrack(self);
+    trace_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject TraceType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.TraceCore",
+    .tp_basicsize = sizeof(Trace),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "What a scope reads of its trace.",
+    .tp_traverse = (traverseproc)trace_traverse,
+    .tp_clear = (inquiry)trace_clear,
+    .tp_dealloc = (destructor)trace_dealloc,
+    .tp_members = trace_members,
+    .tp_new = PyType_GenericNew,
+};
+
+/* --- Scope ------------------------------------------------------------------------------------ */
+
+typedef struct {
+    PyObject_HEAD
+    int state, depth;
+    long long offset, start_ns, end_ns, last_ns, ops, more_marks;
+    unsigned long long thread_id;
+    PyObject *rec, *name, *index, *attrs, *clean, *marks, *extra, *ctx, *id, *above, *trace, *otel,
+        *prev, *iteration;
+} Scope;
+
+#define OBJECT(name, field) {name, T_OBJECT_EX, offsetof(Scope, field), 0, NULL}
+static PyMemberDef scope_members[] = {
+    {"_state", T_INT, offsetof(Scope, state), 0, NULL},
+    {"depth", T_INT, offsetof(Scope, depth), 0, NULL},
+    {"_offset", T_LONGLONG, offsetof(Scope, offset), 0, NULL},
+    {"start_ns", T_LONGLONG, offsetof(Scope, start_ns), 0, NULL},
+    {"end_ns", T_LONGLONG, offsetof(Scope, end_ns), 0, NULL},
+    {"last_ns", T_LONGLONG, offsetof(Scope, last_ns), 0, NULL},
+    {"ops", T_LONGLONG, offsetof(Scope, ops), 0, NULL},
+    {"more_marks", T_LONGLONG, offsetof(Scope, more_marks), 0, NULL},
+    {"thread_id", T_ULONGLONG, offsetof(Scope, thread_id), 0, NULL},
+    OBJECT("_rec", rec),
+    OBJECT("name", name),
+    OBJECT("index", index),
+    OBJECT("attrs", attrs),
+    OBJECT("clean", clean),
+    OBJECT("marks", marks),
+    OBJECT("extra", extra),
+    OBJECT("ctx", ctx),
+    OBJECT("id", id),
+    OBJECT("above", above),
+    OBJECT("trace", trace),
+    OBJECT("otel", otel),
+    OBJECT("prev", prev),
+    OBJECT("iteration", iteration),
+    {NULL}
+};
+#undef OBJECT
+
+static PyTypeObject ScopeType;
+
+#define EACH_OBJECT(DO)                                                                            \
+    DO(self->rec); DO(self->name); DO(self->index); DO(self->attrs); DO(self->clean);              \
+    DO(self->marks); DO(self->extra); DO(self->ctx); DO(self->id); DO(self->above);                \
+    DO(self->trace); DO(self->otel); DO(self->prev); DO(self->iteration)
+
+static int
+scope_traverse(Scope *self, visitproc visit, void *arg)
+{
+    EACH_OBJECT(Py_VISIT);
+    return 0;
+}
+
+static int
+scope_clear(Scope *self)
+{
+    EACH_OBJECT(Py_CLEAR);
+    return 0;
+}
+
+static void
+scope_dealloc(Scope *self)
+{
+    PyObject_GC_UnTrack(self);
+    scope_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static void
+put(PyObject **field, PyObject *value) /* steals value */
+{
+    PyObject *before = *field;
+    *field = value;
+    Py_XDECREF(before);
+}
+
+static PyObject *
+more(PyObject *object)
+{
+    Py_INCREF(object);
+    return object;
+}
+
+static int
+scope_init(Scope *self, PyObject *args, PyObject *kwargs)
+{
+    PyObject *rec, *name, *index, *attrs;
+    if (kwargs != NULL && PyDict_GET_SIZE(kwargs)) {
+        PyErr_SetString(PyExc_TypeError, "a scope takes its four arguments by position");
+        return -1;
+    }
+    if (!PyArg_UnpackTuple(args, "Scope", 4, 4, &rec, &name, &index, &attrs)) {
+        return -1;
+    }
+    put(&self->rec, more(rec));
+    put(&self->name, more(name));
+    put(&self->index, more(index));
+    put(&self->attrs, more(attrs));
+    put(&self->clean, more(Py_None));
+    put(&self->marks, more(Py_None));
+    put(&self->extra, more(Py_None));
+    put(&self->ctx, more(Py_None));
+    self->ops = self->more_marks = 0;
+    self->state = NEW;
+    return 0;
+}
+
+static int
+monotonic(Clock *clock, long long *out)
+{
+    PyObject *read = more(clock->monotonic_ns);
+    PyObject *value = PyObject_CallNoArgs(read);
+    Py_DECREF(read);
+    if (value == NULL) {
+        return -1;
+    }
+    *out = PyLong_AsLongLong(value);
+    Py_DECREF(value);
+    return *out == -1 && PyErr_Occurred() ? -1 : 0;
+}
+
+/* The last of a list, taken off it; NULL without error when it is empty. */
+static PyObject *
+take_last(PyObject *list)
+{
+    Py_ssize_t left = PyList_GET_SIZE(list);
+    if (left == 0) {
+        return NULL;
+    }
+    PyObject *last = more(PyList_GET_ITEM(list, left - 1));
+    if (PyList_SetSlice(list, left - 1, left, NULL) < 0) {
+        Py_CLEAR(last);
+    }
+    return last;
+}
+
+/* A spool id: the next span id of the recorder, and the low half of the trace id. */
+static PyObject *
+new_id(Recorder *rec, Trace *trace)
+{
+    PyObject *half = take_last(rec->span_ids);
+    if (half == NULL) {
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+        half = PyObject_CallMethodNoArgs((PyObject *)rec, s_next_span_id);
+        if (half == NULL) {
+            return NULL;
+        }
+    }
+    PyObject *whole = PyUnicode_Concat(half, trace->low);
+    Py_DECREF(half);
+    return whole;
+}
+
+static PyObject *
+new_context(Scope *self, PyObject *context)
+{
+    PyObject *made = PyObject_CallNoArgs(C.context_type);
+    if (made == NULL) {
+        return NULL;
+    }
+    if ((PyDict_GET_SIZE(context) != 2 && PyDict_Update(made, context) < 0)
+        || PyDict_SetItem(made, C.span_key, (PyObject *)self) < 0
+        || PyDict_SetItem(made, C.scope_key, (PyObject *)self) < 0) {
+        Py_DECREF(made);
+        return NULL;
+    }
+    return made;
+}
+
+static int
+attach(PyObject *context)
+{
+    PyObject *token = PyContextVar_Set(C.variable, context);
+    Py_XDECREF(token);
+    return token == NULL ? -1 : 0;
+}
+
+/* 1: opened, 0: not the short way, nothing has happened, -1: error */
+static int
+open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
+{
+    PyObject *context = NULL, *id = NULL, *made = NULL;
+    long long start = 0;
+    int result = -1;
+
+    Recorder *rec = usable(self->rec);
+    if (rec == NULL || rec->busy) {
+        return 0;
+    }
+    if (self->state != NEW) {
+        return 0;
+    }
+    if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
+        return -1;
+    }
+    if (context == NULL || !PyDict_Check(context)) {
+        Py_XDECREF(context);
+        return 0;
+    }
+    PyObject *found = PyDict_GetItemWithError(context, C.scope_key);
+    if (found == NULL || !PyObject_TypeCheck(found, &ScopeType)) {
+        Py_DECREF(context);
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    Scope *parent = (Scope *)found; /* the context holds it */
+    Trace *trace = (Trace *)parent->trace;
+    if (parent->state != OPEN || parent->ctx != context || parent->depth >= C.max_depth
+        || trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)) {
+        Py_DECREF(context);
+        return 0;
+    }
+    if ((double)trace->count >= trace->limit - reserve) {
+        trace = (Trace *)trace->window;
+        if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)
+            || (double)trace->count >= trace->limit - reserve) {
+            Py_DECREF(context);
+            return 0;
+        }
+    }
+    PyObject *otel = (PyObject *)trace == parent->trace ? trace->otel : trace->child_otel;
+    if (otel == NULL || trace->low == NULL || parent->iteration == NULL) {
+        Py_DECREF(context);
+        return 0;
+    }
+    Py_INCREF(trace); /* what is called below may do anything */
+    Py_INCREF(otel);
+    if ((id = new_id(rec, trace)) == NULL || (made = new_context(self, context)) == NULL) {
+        goto done;
+    }
+    Clock *clock = (Clock *)rec->clock;
+    if (start_ns != NULL) {
+        start = PyLong_AsLongLong(start_ns);
+        if (start == -1 && PyErr_Occurred()) {
+            goto done;
+        }
+    }
+    put(&self->id, more(id));
+    put(&self->trace, more((PyObject *)trace));
+    put(&self->otel, more(otel));
+    put(&self->above, more((PyObject *)parent));
+    put(&self->iteration, more(iteration != NULL ? iteration : parent->iteration));
+    put(&self->prev, more(context));
+    self->depth = parent->depth + 1;
+    self->thread_id = PyThread_get_thread_ident();
+    self->offset = clock->offset_ns;
+    if (start_ns == NULL) {
+        if (monotonic(clock, &start) < 0) {
+            goto done;
+        }
+        start += self->offset;
+    }
+    self->start_ns = self->last_ns = start;
+    if (attach(made) < 0) {
+        goto done;
+    }
+    put(&self->ctx, more(made));
+    trace->count++;
+    if ((PyObject *)trace != parent->trace) {
+        put(&trace->last, more((PyObject *)self));
+    }
+    self->state = OPEN;
+    result = PyDict_SetItem(rec->open, id, (PyObject *)self) < 0 ? -1 : 1;
+done:
+    Py_XDECREF(made);
+    Py_XDECREF(id);
+    Py_DECREF(otel);
+    Py_DECREF(trace);
+    Py_DECREF(context);
+    return result;
+}
+
+/* Whether a value can be written as it is, and never changes. */
+static int
+is_simple(PyObject *value)
+{
+    if (value == Py_None || PyBool_Check(value)) {
+        return 1;
+    }
+    if (PyUnicode_CheckExact(value)) {
+        return PyUnicode_IS_ASCII(value) && PyUnicode_GET_LENGTH(value) <= 4096;
+    }
+    if (PyFloat_CheckExact(value)) {
+        double real = PyFloat_AS_DOUBLE(value);
+        return real - real == 0.0; /* neither NaN nor infinite */
+    }
+    if (PyLong_CheckExact(value)) {
+        int overflow;
+        (void)PyLong_AsLongLongAndOverflow(value, &overflow);
+        return !overflow;
+    }
+    return 0;
+}
+
+/* The attributes as the row may keep them: new reference; NULL without error: not the short way. */
+static PyObject *
+row_attrs(Scope *self)
+{
+    PyObject *attrs = self->attrs, *key, *value;
+    Py_ssize_t at = 0;
+    if (attrs == NULL || !PyDict_CheckExact(attrs)) {
+        return NULL;
+    }
+    if (PyDict_GET_SIZE(attrs) == 0) {
+        return more(C.no_attrs);
+    }
+    if (attrs == self->clean) {
+        return more(attrs);
+    }
+    while (PyDict_Next(attrs, &at, &key, &value)) {
+        if (!PyUnicode_CheckExact(key) || !is_simple(key) || !is_simple(value)) {
+            return NULL;
+        }
+    }
+    return PyDict_Copy(attrs);
+}
+
+static PyObject *
+new_row(Scope *self, Scope *above, Recorder *rec)
+{
+    PyObject *row = NULL, *marks = NULL, *start = NULL, *end = NULL, *thread = NULL;
+    PyObject *attrs = self->more_marks ? NULL : row_attrs(self);
+    if (attrs == NULL) {
+        if (PyErr_Occurred() || (end = PyLong_FromLongLong(self->end_ns)) == NULL) {
+            return NULL;
+        }
+        row = PyObject_CallMethodOneArg((PyObject *)self, s_row, end);
+        Py_DECREF(end);
+        return row;
+    }
+    marks = self->marks != NULL && PyList_CheckExact(self->marks)
+        ? PyList_AsTuple(self->marks) : more(C.empty);
+    if (marks != NULL
+        && (start = PyLong_FromLongLong(self->start_ns)) != NULL
+        && (end = PyLong_FromLongLong(self->end_ns)) != NULL
+        && (thread = PyLong_FromUnsignedLongLong(self->thread_id)) != NULL) {
+        PyObject *fields[] = {
+            self->id, self->name, above->id, self->index, start, end, Py_None, Py_None, Py_None,
+            thread, rec->pid, rec->rank, attrs, marks, C.unset, self->iteration, C.unset, self->otel,
+        };
+        row = PyObject_Vectorcall(C.span_record, fields, sizeof(fields) / sizeof(*fields), NULL);
+    }
+    Py_XDECREF(thread);
+    Py_XDECREF(end);
+    Py_XDECREF(start);
+    Py_XDECREF(marks);
+    Py_DECREF(attrs);
+    return row;
+}
+
+/* The first row of a process replaces the function that takes it: keep it alive meanwhile. */
+static PyObject *
+hand(PyObject *append, PyObject *row)
+{
+    Py_INCREF(append);
+    PyObject *done = PyObject_CallOneArg(append, row);
+    Py_DECREF(append);
+    return done;
+}
+
+static int
+say_overhead(Scope *self)
+{
+    PyObject *end = PyLong_FromLongLong(self->end_ns);
+    if (end == NULL) {
+        return -1;
+    }
+    PyObject *done = PyObject_CallMethodObjArgs(self->rec, s_overhead_mark, self, end, NULL);
+    Py_DECREF(end);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+/* 1: closed, 0: not the short way, nothing has happened, -1: error */
+static int
+close_here(Scope *self)
+{
+    PyObject *context = NULL, *row = NULL, *done = NULL;
+    long long now;
+    int result = -1;
+
+    Scope *above = (Scope *)self->above;
+    Recorder *rec = usable(self->rec);
+    if (self->state != OPEN || self->extra != Py_None || rec == NULL || rec->busy || above == NULL
+        || !PyObject_TypeCheck((PyObject *)above, &ScopeType) || above->state != OPEN
+        || above->id == NULL) {
+        return 0;
+    }
+    if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
+        return -1;
+    }
+    int current = context != NULL && context == self->ctx;
+    Py_XDECREF(context);
+    if (!current) {
+        return 0;
+    }
+    Py_INCREF(above);
+    if (monotonic((Clock *)rec->clock, &now) < 0 || attach(self->prev) < 0) {
+        goto done;
+    }
+    self->state = ENDED;
+    self->end_ns = now + self->offset;
+    put(&self->ctx, more(C.gone));
+    above->last_ns = self->end_ns;
+    above->ops += self->ops + 1;
+    if (self->ops && say_overhead(self) < 0) {
+        goto done;
+    }
+    if ((row = new_row(self, above, rec)) == NULL || (done = hand(rec->append_span, row)) == NULL
+        || PyDict_DelItem(rec->open, self->id) < 0) {
+        goto done;
+    }
+    result = 1;
+done:
+    Py_XDECREF(done);
+    Py_XDECREF(row);
+    Py_DECREF(above);
+    return result;
+}
+
+/* Hands an Exception that is set to the guard; -1 with it (or what the guard raises) still set. */
+static int
+swallow(Scope *self, PyObject *place)
+{
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) {
+        return -1;
+    }
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyErr_NormalizeException(&type, &error, &traceback);
+    if (traceback != NULL) {
+        PyException_SetTraceback(error, traceback);
+    }
+    PyObject *guard = PyObject_GetAttr(self->rec, s_guard);
+    PyObject *done = guard == NULL
+        ? NULL : PyObject_CallMethodObjArgs(guard, s_swallow, place, error, NULL);
+    Py_XDECREF(guard);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    Py_XDECREF(done);
+    return done == NULL ? -1 : 0;
+}
+
+static PyObject *
+scope_enter(Scope *self, PyObject *Py_UNUSED(nothing))
+{
+    int opened = open_here(self, NULL, NULL, 0.0);
+    if (opened == 0) {
+        PyObject *done = PyObject_CallMethodNoArgs((PyObject *)self, s_open);
+        opened = done == NULL ? -1 : 1;
+        Py_XDECREF(done);
+    }
+    if (opened < 0 && swallow(self, s_enter) < 0) {
+        return NULL;
+    }
+    return more((PyObject *)self);
+}
+
+static PyObject *
+scope_exit(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "__exit__ takes exactly three arguments");
+        return NULL;
+    }
+    int closed = args[1] == Py_None && args[0] == Py_None ? close_here(self) : 0;
+    if (closed == 0) {
+        PyObject *done = PyObject_CallMethodObjArgs(
+            (PyObject *)self, s_leave, args[0], args[1], args[2], NULL);
+        closed = done == NULL ? -1 : 1;
+        Py_XDECREF(done);
+    }
+    if (closed < 0 && swallow(self, s_exit) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+scope_open_here(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "open_here takes start_ns, iteration and reserve");
+        return NULL;
+    }
+    double reserve = PyFloat_AsDouble(args[2]);
+    if (reserve == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    int opened = open_here(self, args[0] == Py_None ? NULL : args[0],
+                           args[1] == Py_None ? NULL : args[1], reserve);
+    return opened < 0 ? NULL : PyBool_FromLong(opened);
+}
+
+static PyMethodDef scope_methods[] = {
+    {"enter", (PyCFunction)scope_enter, METH_NOARGS, "Open the scope: the with statement's way."},
+    {"exit", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, "Close the scope."},
+    {"open_here", (PyCFunction)(void (*)(void))scope_open_here, METH_FASTCALL,
+     "Open under the current scope the short way; says whether it was opened."},
+    {NULL}
+};
+
+static PyTypeObject ScopeType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.ScopeCore",
+    .tp_basicsize = sizeof(Scope),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE | Py_TPFLAGS_HAVE_GC,
+    .tp_doc = "A scope's fields and its hot path.",
+    .tp_traverse = (traverseproc)scope_traverse,
+    .tp_clear = (inquiry)scope_clear,
+    .tp_dealloc = (destructor)scope_dealloc,
+    .tp_members = scope_members,
+    .tp_methods = scope_methods,
+    .tp_init = (initproc)scope_init,
+    .tp_new = PyType_GenericNew,
+};
+
+/* --- marks ------------------------------------------------------------------------------------- */
+
+/* A mark's id, where the event that shows it tells it: half the scope's id, and the time. */
+static PyObject *
+id_from_time(Scope *scope, long long ts_ns)
+{
+    char text[33];
+    if (!PyUnicode_IS_ASCII(scope->id) || PyUnicode_GET_LENGTH(scope->id) < 16) {
+        PyErr_SetString(PyExc_ValueError, "a scope's id has 32 hex digits");
+        return NULL;
+    }
+    memcpy(text, PyUnicode_1BYTE_DATA(scope->id), 16);
+    snprintf(text + 16, sizeof(text) - 16, "%016llx", (unsigned long long)ts_ns);
+    return PyUnicode_FromStringAndSize(text, 32);
+}
+
+static int
+note_mark(Scope *scope, PyObject *id)
+{
+    if (scope->marks == Py_None) {
+        PyObject *list = PyList_New(1);
+        if (list == NULL) {
+            return -1;
+        }
+        PyList_SET_ITEM(list, 0, more(id));
+        put(&scope->marks, list);
+        return 0;
+    }
+    if (PyList_CheckExact(scope->marks) && PyList_GET_SIZE(scope->marks) < C.max_mark_ids) {
+        return PyList_Append(scope->marks, id);
+    }
+    scope->more_marks++;
+    return 0;
+}
+
+static PyObject *
+record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *context = NULL, *id = NULL, *ts = NULL, *record = NULL, *done = NULL, *kind;
+    long long now;
+
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "record_number takes a recorder, a name and a value");
+        return NULL;
+    }
+    Recorder *rec = usable(args[0]);
+    PyObject *name = args[1], *value = args[2];
+    if (rec == NULL || rec->detour || !PyUnicode_CheckExact(name) || !PyUnicode_IS_ASCII(name)
+        || PyUnicode_GET_LENGTH(name) > 64) {
+        Py_RETURN_FALSE;
+    }
+    if (PyFloat_CheckExact(value)) {
+        kind = s_float;
+    } else if (PyLong_CheckExact(value)) {
+        kind = s_int;
+    } else {
+        Py_RETURN_FALSE;
+    }
+    if (!is_simple(value)) {
+        Py_RETURN_FALSE;
+    }
+    if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
+        return NULL;
+    }
+    PyObject *found = context == NULL || !PyDict_Check(context)
+        ? NULL : PyDict_GetItemWithError(context, C.scope_key);
+    Scope *scope = (Scope *)found;
+    if (found == NULL || !PyObject_TypeCheck(found, &ScopeType) || scope->state != OPEN
+        || scope->rec != args[0] || scope->marks == NULL) {
+        Py_XDECREF(context);
+        if (PyErr_Occurred()) {
+            return NULL;
+        }
+        Py_RETURN_FALSE;
+    }
+    Py_INCREF(scope);
+    if (monotonic((Clock *)rec->clock, &now) < 0) {
+        goto done;
+    }
+    now += ((Clock *)rec->clock)->offset_ns;
+    if (rec->shows_marks) {
+        now = now > scope->last_ns ? now : scope->last_ns + 1;
+        id = id_from_time(scope, now);
+    } else if ((id = take_last(rec->mark_ids)) == NULL && !PyErr_Occurred()) {
+        id = PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
+    }
+    if (id == NULL || (ts = PyLong_FromLongLong(now)) == NULL || note_mark(scope, id) < 0) {
+        goto done;
+    }
+    scope->last_ns = now;
+    PyObject *fields[] = {
+        id, scope->id, name, kind, value, C.no_attrs, ts, s_point, scope->iteration,
+    };
+    record = PyObject_Vectorcall(C.mark_record, fields, sizeof(fields) / sizeof(*fields), NULL);
+    if (record == NULL || (done = hand(rec->append_mark, record)) == NULL) {
+        goto done;
+    }
+    if (rec->shows_marks) {
+        Py_DECREF(done);
+        done = PyObject_CallMethodOneArg((PyObject *)scope, s_show_number, record);
+    }
+done:
+    Py_XDECREF(record);
+    Py_XDECREF(ts);
+    Py_XDECREF(id);
+    Py_DECREF(scope);
+    Py_XDECREF(context);
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    Py_RETURN_TRUE;
+}
+
+/* --- module ------------------------------------------------------------------------------------ */
+
+static PyObject *
+configure(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    PyObject *given[9];
+    long depth, most;
+    if (!PyArg_ParseTuple(args, "OO!UUOOOO!Oll", &given[0], &PyType_Type, &given[1], &given[2],
+                          &given[3], &given[4], &given[5], &given[6], &PyDict_Type, &given[7],
+                          &given[8], &depth, &most)) {
+        return NULL;
+    }
+    if (!PyContextVar_CheckExact(given[0])) {
+        PyErr_SetString(PyExc_TypeError, "the first argument must be a ContextVar");
+        return NULL;
+    }
+    PyObject **fields[] = {&C.variable, &C.context_type, &C.span_key, &C.scope_key, &C.gone,
+                           &C.span_record, &C.mark_record, &C.no_attrs, &C.unset};
+    for (int i = 0; i < 9; i++) {
+        put(fields[i], more(given[i]));
+    }
+    C.max_depth = depth;
+    C.max_mark_ids = most;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"configure", configure, METH_VARARGS,
+     "configure(variable, Context, span_key, scope_key, gone, SpanRecord, MarkRecord, no_attrs, "
+     "unset, max_depth, max_mark_ids)"},
+    {"record_number", (PyCFunction)(void (*)(void))record_number, METH_FASTCALL,
+     "record_number(rec, name, value): a plain number on the current scope; False: not this way."},
+    {NULL}
+};
+
+static struct PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_fast", "The hot path of a scope, compiled.", -1, module_methods,
+};
+
+PyMODINIT_FUNC
+PyInit__fast(void)
+{
+    static const struct { PyObject **where; const char *text; } names[] = {
+        {&s_next_span_id, "next_span_id"}, {&s_open, "open"},
+        {&s_overhead_mark, "overhead_mark"}, {&s_row, "row"},
+        {&s_guard, "guard"}, {&s_swallow, "swallow"}, {&s_enter, "scope.enter"},
+        {&s_exit, "scope.exit"}, {&s_leave, "leave"}, {&s_next_mark_id, "next_mark_id"},
+        {&s_show_number, "show_number"}, {&s_float, "float"},
+        {&s_int, "int"}, {&s_point, "point"},
+    };
+    for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
+        if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL) {
+            return NULL;
+        }
+    }
+    if ((C.empty = PyTuple_New(0)) == NULL || PyType_Ready(&ClockType) < 0
+        || PyType_Ready(&RecorderType) < 0 || PyType_Ready(&TraceType) < 0
+        || PyType_Ready(&ScopeType) < 0) {
+        return NULL;
+    }
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL || PyModule_AddObjectRef(made, "ClockCore", (PyObject *)&ClockType) < 0
+        || PyModule_AddObjectRef(made, "RecorderCore", (PyObject *)&RecorderType) < 0
+        || PyModule_AddObjectRef(made, "TraceCore", (PyObject *)&TraceType) < 0
+        || PyModule_AddObjectRef(made, "ScopeCore", (PyObject *)&ScopeType) < 0) {
+        Py_XDECREF(made);
+        return NULL;
+    }
+    return made;
+}
