@@ -138,7 +138,7 @@ class Loops:
         else:
             return
         self._rec.pending = True
-        self._rec.busy = True
+        self._rec.busy = self._rec.detour = True
 
     def _refresh(self) -> None:
         rec = self._rec

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from opentelemetry import context as otel_context
 from opentelemetry import trace as otel_trace
+from opentelemetry.context import Context
 from opentelemetry.sdk.trace import SpanLimits as SdkSpanLimits
 from opentelemetry.sdk.trace import sampling
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.util.types import Attributes
 
@@ -142,8 +142,11 @@ class OwnSpans:
         self.scope_class = self.timed_class
 
     def sampled(self, trace_id: str) -> bool:
-        """The sampler's decision for a new trace; what is not sampled is recorded all the same."""
-        return self._decided(None, int(trace_id, 16), semconv.SESSION)
+        """The sampler's decision for a new trace; what is not sampled is recorded all the same.
+
+        A new trace has no parent, whatever span is current where it begins.
+        """
+        return self._decided(Context(), int(trace_id, 16), semconv.SESSION)
 
     def decide(self, context: Context | None, trace_id: int, span: ScopeSpan) -> bool:
         """The sampler's decision for a span that somebody else's span, or none, is above."""
