@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -192,6 +193,27 @@ def _torch_scalar(tensor: Any) -> object | Deferred | None:  # noqa: ANN401
     return defer_torch(tensor)
 
 
+class CaptureGate:
+    """Keeps the flush thread from asking for an event while a CUDA graph is captured.
+
+    A capture forbids that in every thread of the process: the question would break it. ``lock`` is
+    held for the length of one question; ``captures`` counts the captures under way.
+    """
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.captures = 0
+
+    def asks(self, question: Callable[[], bool]) -> bool:
+        """The answer; False, without asking, while a graph is captured."""
+        with self.lock:
+            return not self.captures and question()
+
+
+#: The process's gate; the torch hook tells it of captures.
+capture_gate = CaptureGate()
+
+
 def defer_torch(tensor: Any) -> Deferred:  # noqa: ANN401
     """Start copying a one-element device tensor to the host, in stream order.
 
@@ -203,7 +225,7 @@ def defer_torch(tensor: Any) -> Deferred:  # noqa: ANN401
     if tensor.device.type != "cuda":
         held = tensor.detach().clone()
         return Deferred(held.item, lambda: True)
-    if torch.cuda.is_current_stream_capturing():
+    if capture_gate.captures or torch.cuda.is_current_stream_capturing():
         raise UnsupportedValueError("graph_capture")
     host = torch.empty((), dtype=tensor.dtype, pin_memory=True)
     host.copy_(tensor.detach().reshape(()), non_blocking=True)
@@ -214,7 +236,7 @@ def defer_torch(tensor: Any) -> Deferred:  # noqa: ANN401
         event.synchronize()
         return host.item()
 
-    return Deferred(resolve, event.query)
+    return Deferred(resolve, lambda: capture_gate.asks(event.query))
 
 
 def attributes(attrs: Mapping[Any, object]) -> tuple[dict[str, Any], list[str]]:

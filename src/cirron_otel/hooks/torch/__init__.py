@@ -19,6 +19,7 @@ from cirron_otel.hooks.torch.loader import Loaders
 from cirron_otel.hooks.torch.optimizer import Steps
 from cirron_otel.hooks.torch.patches import Patches
 from cirron_otel.hooks.torch.phases import Phases
+from cirron_otel.values import capture_gate
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -37,7 +38,7 @@ class TorchHook:
         self._patches = Patches()
         # Counting devices does not start CUDA, which would spoil a later fork.
         self._devices = torch.cuda.device_count()
-        timer = DeviceTimer(torch.cuda, _timing_event) if self._devices else None
+        timer = DeviceTimer(torch.cuda, _timing_event, capture_gate) if self._devices else None
         self._phases = Phases(rec, timer)
         self._steps = Steps(self._phases, self._patches)
 

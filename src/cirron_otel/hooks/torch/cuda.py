@@ -9,12 +9,11 @@ thread may break the capture.
 from __future__ import annotations
 
 import functools
-import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from cirron_otel.scope_base import Extra
-from cirron_otel.values import Deferred
+from cirron_otel.values import CaptureGate, Deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,17 +64,18 @@ class Begun(NamedTuple):
 class DeviceTimer:
     """Measures on the device. ``begin`` and ``end`` on the caller's thread, never blocking."""
 
-    def __init__(self, cuda: Cuda, make_event: Callable[[], Event]) -> None:
+    def __init__(
+        self, cuda: Cuda, make_event: Callable[[], Event], gate: CaptureGate | None = None
+    ) -> None:
         self._cuda = cuda
         self._make_event = make_event
         self._pools: dict[int, deque[Event]] = {}
-        self._lock = threading.Lock()
-        self._captures = 0
+        self._gate = gate or CaptureGate()
 
     def begin(self) -> Begun | None:
         """Put the first event into the current stream; None where there is nothing to measure."""
         cuda = self._cuda
-        if not cuda.is_initialized() or self._captures or cuda.is_current_stream_capturing():
+        if not cuda.is_initialized() or self._gate.captures or cuda.is_current_stream_capturing():
             return None
         device = cuda.current_device()
         event = self._take(device)
@@ -85,17 +85,16 @@ class DeviceTimer:
     def end(self, scope: BaseScope, begun: Begun) -> None:
         """Put the second event into the stream and leave the difference to the flush thread."""
         cuda, device, first = self._cuda, begun.device, begun.event
-        if self._captures or cuda.is_current_stream_capturing():
+        if self._gate.captures or cuda.is_current_stream_capturing():
             return
         last = self._take(device)
         last.record(cuda.current_stream(device))
 
         def ready() -> bool:
-            with self._lock:
-                return not self._captures and last.query() and first.query()
+            return self._gate.asks(lambda: last.query() and first.query())
 
         def resolve() -> int:
-            with self._lock:
+            with self._gate.lock:
                 elapsed = int(first.elapsed_time(last) * 1_000_000)
             pool = self._pools[device]
             pool.append(first)
@@ -122,12 +121,12 @@ class DeviceTimer:
 
         @functools.wraps(begin)
         def capture_begin(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
-            with self._lock:
-                self._captures += 1
+            with self._gate.lock:
+                self._gate.captures += 1
             try:
                 return begin(*args, **kwargs)
             except BaseException:
-                self._captures -= 1
+                self._gate.captures -= 1
                 raise
 
         @functools.wraps(end)
@@ -135,7 +134,7 @@ class DeviceTimer:
             try:
                 return end(*args, **kwargs)
             finally:
-                self._captures = max(0, self._captures - 1)
+                self._gate.captures = max(0, self._gate.captures - 1)
 
         patches.replace(graph_class, "capture_begin", capture_begin)
         patches.replace(graph_class, "capture_end", capture_end)

@@ -93,31 +93,33 @@ class Loaders:
                 one.before_fetch()
             except Exception as error:  # noqa: BLE001 - see _guard
                 swallow("torch.data_load", error)
-            begun = clock.now()
+            # Two monotonic readings and one offset: the clock may be set during the fetch.
+            offset, monotonic_ns = clock.offset_ns, clock.monotonic_ns
+            begun = monotonic_ns() + offset
             here.fetching += 1
             try:
                 item = original(iterator)
             except BaseException as error:
                 here.fetching -= 1
                 if one is not None:
-                    self._ended(one, begun, error)
+                    self._ended(one, begun, monotonic_ns() + offset, error)
                 raise
             here.fetching -= 1
             try:
                 if one is not None:
-                    one.fetched(begun, clock.now())
+                    one.fetched(begun, monotonic_ns() + offset)
             except Exception as error:  # noqa: BLE001 - see _guard
                 swallow("torch.data_load", error)
             return item
 
         return __next__
 
-    def _ended(self, one: Pass, begun_ns: int, error: BaseException) -> None:
+    def _ended(self, one: Pass, begun_ns: int, end_ns: int, error: BaseException) -> None:
         try:
             if isinstance(error, StopIteration):
                 one.finish()
             else:
-                one.failed(begun_ns, self._rec.clock.now(), error)
+                one.failed(begun_ns, end_ns, error)
         except Exception as failure:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("torch.data_load", failure)
 
