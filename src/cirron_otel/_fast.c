@@ -553,6 +553,9 @@ new_row(Scope *self, Scope *above, Recorder *rec)
     }
     marks = self->marks != NULL && PyList_CheckExact(self->marks)
         ? PyList_AsTuple(self->marks) : more(C.empty);
+    if (marks != NULL && marks != C.empty) {
+        PyObject_GC_UnTrack(marks); /* it holds text only: nothing for the collector to look at */
+    }
     if (marks != NULL
         && (start = PyLong_FromLongLong(self->start_ns)) != NULL
         && (end = PyLong_FromLongLong(self->end_ns)) != NULL

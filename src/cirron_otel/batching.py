@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice, repeat, starmap
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET
@@ -70,13 +70,6 @@ PAUSE_S = 0.001
 _Row = SpanRecord | MarkRecord | SnapshotRecord
 
 
-class LateRow(Protocol):
-    """An ended scope whose row is made later."""
-
-    def late_row(self) -> SpanRecord:
-        """Its row."""
-
-
 class Sealed(msgspec.Struct):
     """A batch ready for the disk: its pieces in order, and what is in it."""
 
@@ -102,8 +95,6 @@ class Batcher:
         self.snapshots: deque[SnapshotRecord] = deque()
         #: Rows of window roots, which are not part of the canonical tree.
         self.windows: deque[SpanRecord] = deque()
-        #: Ended scopes of a joined provider, whose rows are made here, off the training thread.
-        self.late: deque[LateRow] = deque()
         self.sealed: deque[Sealed] = deque()
         #: Told of the spans that were encoded.
         self.sinks: Sequence[Callable[[list[SpanRecord]], None]] = ()
@@ -126,7 +117,7 @@ class Batcher:
     @property
     def queued(self) -> int:
         """Rows waiting to be encoded."""
-        return len(self.spans) + len(self.marks) + len(self.snapshots) + len(self.late)
+        return len(self.spans) + len(self.marks) + len(self.snapshots)
 
     def forget(self) -> None:
         """Drop everything: after a fork the rows are the parent's to write."""
@@ -136,7 +127,6 @@ class Batcher:
             self.marks,
             self.snapshots,
             self.windows,
-            self.late,
             self.sealed,
         ):
             queue.clear()
@@ -150,7 +140,7 @@ class Batcher:
         Waits for nothing but, past :data:`ASSIST_ROWS` with :data:`MAX_SEALED` batches unwritten,
         the :data:`PAUSE_S` it gives away.
         """
-        if len(self.spans) + len(self.marks) + len(self.late) <= ASSIST_ROWS:
+        if len(self.spans) + len(self.marks) <= ASSIST_ROWS:
             return
         if not self.envelope or self.disk_refuses or len(self.sealed) >= MAX_SEALED:
             self.wake()
@@ -164,7 +154,6 @@ class Batcher:
         if self._lock.acquire(blocking=False):
             try:
                 self.producer_assists += 1
-                self._make_late(ASSIST_SLICE)
                 for name, queue in (("marks", self.marks), ("spans", self.spans)):
                     self._encode_slice(name, queue, ASSIST_SLICE)
                 if self._full():
@@ -198,19 +187,13 @@ class Batcher:
         It returns False when there is no more to do. Rows that arrive meanwhile are left for the
         next flush, so a flush ends however fast the producers are.
         """
-        late = len(self.late)
         left = {
             "marks": len(self.marks),
-            "spans": len(self.spans) + late,
+            "spans": len(self.spans),
             "snapshots": len(self.snapshots),
         }
 
         def step() -> bool:
-            nonlocal late
-            if late > 0 and self.late:
-                with self._lock:
-                    late -= self._make_late(SLICE_ROWS)
-                return True
             for name, more in left.items():
                 queue = getattr(self, name)
                 if more > 0 and queue:
@@ -248,20 +231,6 @@ class Batcher:
         if chunk is None:
             chunk = b",".join(filter(None, map(self._encoded_alone, rows)))
         return chunk
-
-    def _make_late(self, most: int) -> int:
-        """Make the rows of ended scopes; the number of scopes taken."""
-        for taken in range(most):
-            try:
-                scope = self.late.popleft()
-            except IndexError:
-                return taken or most
-            try:
-                self.spans.append(scope.late_row())
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.lost("not_encodable")
-                self._guard.swallow("late_row", error)
-        return most
 
     def _full(self) -> bool:
         return self._size >= SEAL_BYTES or self._rows >= SEAL_ROWS
