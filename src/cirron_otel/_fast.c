@@ -15,11 +15,11 @@ enum { NEW, OPEN, ENDED, INHERITED };
 
 static struct {
     PyObject *variable, *context_type, *span_key, *scope_key, *gone, *span_record, *mark_record,
-        *no_attrs, *unset, *empty;
+        *no_attrs, *unset, *estimated, *overhead, *empty;
     long max_depth, max_mark_ids;
 } C;
 
-static PyObject *s_next_span_id, *s_open, *s_overhead_mark, *s_row, *s_guard, *s_swallow, *s_enter,
+static PyObject *s_next_span_id, *s_open, *s_row, *s_guard, *s_swallow, *s_enter,
     *s_exit, *s_leave, *s_next_mark_id, *s_show_number, *s_float, *s_int, *s_point;
 
 /* --- Clock ------------------------------------------------------------------------------------ */
@@ -76,6 +76,7 @@ static PyTypeObject ClockType = {
 typedef struct {
     PyObject_HEAD
     char busy, detour, shows_marks;
+    double overhead_ns;
     PyObject *clock, *span_ids, *mark_ids, *open, *append_span, *append_mark, *pid, *rank;
 } Recorder;
 
@@ -88,6 +89,7 @@ static PyMemberDef recorder_members[] = {
     {"busy", T_BOOL, offsetof(Recorder, busy), 0, NULL},
     {"detour", T_BOOL, offsetof(Recorder, detour), 0, NULL},
     {"shows_marks", T_BOOL, offsetof(Recorder, shows_marks), 0, NULL},
+    {"overhead_ns", T_DOUBLE, offsetof(Recorder, overhead_ns), 0, NULL},
     OBJECT(clock),
     OBJECT(span_ids),
     OBJECT(mark_ids),
@@ -330,9 +332,16 @@ scope_init(Scope *self, PyObject *args, PyObject *kwargs)
 static int
 monotonic(Clock *clock, long long *out)
 {
-    PyObject *read = more(clock->monotonic_ns);
+    PyObject *read = clock->monotonic_ns;
+    if (read == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "monotonic_ns");
+        return -1;
+    }
+    Py_INCREF(clock); /* the call may take both away */
+    Py_INCREF(read);
     PyObject *value = PyObject_CallNoArgs(read);
     Py_DECREF(read);
+    Py_DECREF(clock);
     if (value == NULL) {
         return -1;
     }
@@ -369,6 +378,11 @@ new_id(Recorder *rec, Trace *trace)
         if (half == NULL) {
             return NULL;
         }
+    }
+    if (trace->low == NULL) { /* what was called may have done anything */
+        Py_DECREF(half);
+        PyErr_SetString(PyExc_AttributeError, "the trace has lost its id");
+        return NULL;
     }
     PyObject *whole = PyUnicode_Concat(half, trace->low);
     Py_DECREF(half);
@@ -442,16 +456,21 @@ open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
         }
     }
     PyObject *otel = (PyObject *)trace == parent->trace ? trace->otel : trace->child_otel;
-    if (otel == NULL || trace->low == NULL || parent->iteration == NULL) {
+    if (iteration == NULL) {
+        iteration = parent->iteration;
+    }
+    if (otel == NULL || trace->low == NULL || iteration == NULL) {
         Py_DECREF(context);
         return 0;
     }
-    Py_INCREF(trace); /* what is called below may do anything */
+    Clock *clock = (Clock *)more(rec->clock);
+    Py_INCREF(rec); /* what is called below may do anything */
+    Py_INCREF(trace);
     Py_INCREF(otel);
+    Py_INCREF(iteration);
     if ((id = new_id(rec, trace)) == NULL || (made = new_context(self, context)) == NULL) {
         goto done;
     }
-    Clock *clock = (Clock *)rec->clock;
     if (start_ns != NULL) {
         start = PyLong_AsLongLong(start_ns);
         if (start == -1 && PyErr_Occurred()) {
@@ -462,7 +481,7 @@ open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
     put(&self->trace, more((PyObject *)trace));
     put(&self->otel, more(otel));
     put(&self->above, more((PyObject *)parent));
-    put(&self->iteration, more(iteration != NULL ? iteration : parent->iteration));
+    put(&self->iteration, more(iteration));
     put(&self->prev, more(context));
     self->depth = parent->depth + 1;
     self->thread_id = PyThread_get_thread_ident();
@@ -483,12 +502,15 @@ open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
         put(&trace->last, more((PyObject *)self));
     }
     self->state = OPEN;
-    result = PyDict_SetItem(rec->open, id, (PyObject *)self) < 0 ? -1 : 1;
+    result = rec->open == NULL || PyDict_SetItem(rec->open, id, (PyObject *)self) < 0 ? -1 : 1;
 done:
     Py_XDECREF(made);
     Py_XDECREF(id);
+    Py_DECREF(iteration);
     Py_DECREF(otel);
     Py_DECREF(trace);
+    Py_DECREF(rec);
+    Py_DECREF(clock);
     Py_DECREF(context);
     return result;
 }
@@ -538,11 +560,20 @@ row_attrs(Scope *self)
     return PyDict_Copy(attrs);
 }
 
+/* Whether all is there that a row is made of: a user may have deleted an attribute. */
+static int
+is_whole(Scope *self)
+{
+    return self->id != NULL && self->name != NULL && self->index != NULL
+        && self->iteration != NULL && self->otel != NULL;
+}
+
 static PyObject *
 new_row(Scope *self, Scope *above, Recorder *rec)
 {
     PyObject *row = NULL, *marks = NULL, *start = NULL, *end = NULL, *thread = NULL;
-    PyObject *attrs = self->more_marks ? NULL : row_attrs(self);
+    PyObject *attrs = self->more_marks || !is_whole(self) || above->id == NULL
+        || rec->pid == NULL || rec->rank == NULL ? NULL : row_attrs(self);
     if (attrs == NULL) {
         if (PyErr_Occurred() || (end = PyLong_FromLongLong(self->end_ns)) == NULL) {
             return NULL;
@@ -578,23 +609,100 @@ new_row(Scope *self, Scope *above, Recorder *rec)
 static PyObject *
 hand(PyObject *append, PyObject *row)
 {
+    if (append == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "the recorder takes no rows");
+        return NULL;
+    }
     Py_INCREF(append);
     PyObject *done = PyObject_CallOneArg(append, row);
     Py_DECREF(append);
     return done;
 }
 
-static int
-say_overhead(Scope *self)
+/* A mark's id, where the event that shows it tells it: half the scope's id, and the time. */
+static PyObject *
+id_from_time(PyObject *owner, long long ts_ns)
 {
-    PyObject *end = PyLong_FromLongLong(self->end_ns);
-    if (end == NULL) {
+    char text[33];
+    if (!PyUnicode_IS_ASCII(owner) || PyUnicode_GET_LENGTH(owner) < 16) {
+        PyErr_SetString(PyExc_ValueError, "a scope's id has 32 hex digits");
+        return NULL;
+    }
+    memcpy(text, PyUnicode_1BYTE_DATA(owner), 16);
+    snprintf(text + 16, sizeof(text) - 16, "%016llx", (unsigned long long)ts_ns);
+    return PyUnicode_FromStringAndSize(text, 32);
+}
+
+static int
+note_mark(Scope *scope, PyObject *id)
+{
+    if (scope->marks == Py_None) {
+        PyObject *list = PyList_New(1);
+        if (list == NULL) {
+            return -1;
+        }
+        PyList_SET_ITEM(list, 0, more(id));
+        put(&scope->marks, list);
+        return 0;
+    }
+    if (PyList_CheckExact(scope->marks) && PyList_GET_SIZE(scope->marks) < C.max_mark_ids) {
+        return PyList_Append(scope->marks, id);
+    }
+    scope->more_marks++;
+    return 0;
+}
+
+static PyObject *
+new_mark_id(Recorder *rec)
+{
+    PyObject *id = take_last(rec->mark_ids);
+    return id != NULL || PyErr_Occurred()
+        ? id : PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
+}
+
+static int
+write_mark(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *kind,
+           PyObject *value, PyObject *attrs, long long ts_ns, int shown)
+{
+    PyObject *record = NULL, *done = NULL;
+    if (scope->id == NULL || scope->iteration == NULL || scope->marks == NULL) {
+        PyErr_SetString(PyExc_AttributeError, "the scope has lost an attribute");
         return -1;
     }
-    PyObject *done = PyObject_CallMethodObjArgs(self->rec, s_overhead_mark, self, end, NULL);
-    Py_DECREF(end);
+    PyObject *ts = PyLong_FromLongLong(ts_ns);
+    if (ts != NULL && note_mark(scope, id) == 0) {
+        PyObject *fields[] = {
+            id, scope->id, name, kind, value, attrs, ts, s_point, scope->iteration,
+        };
+        record = PyObject_Vectorcall(C.mark_record, fields, sizeof(fields) / sizeof(*fields), NULL);
+    }
+    if (record != NULL && (done = hand(rec->append_mark, record)) != NULL && shown) {
+        Py_DECREF(done);
+        done = PyObject_CallMethodOneArg((PyObject *)scope, s_show_number, record);
+    }
+    Py_XDECREF(record);
+    Py_XDECREF(ts);
     Py_XDECREF(done);
     return done == NULL ? -1 : 0;
+}
+
+/* marks.overhead_mark: what recording the children took, by the sampled cost of one. */
+static int
+say_overhead(Scope *self, Recorder *rec)
+{
+    if (rec->overhead_ns == 0.0) {
+        return 0;
+    }
+    long long cost = (long long)((double)self->ops * rec->overhead_ns);
+    long long length = self->end_ns - self->start_ns;
+    cost = cost < length ? cost : (length > 0 ? length : 0);
+    PyObject *id = new_mark_id(rec), *value = PyLong_FromLongLong(cost);
+    int result = id == NULL || value == NULL
+        ? -1
+        : write_mark(rec, self, id, C.overhead, s_int, value, C.estimated, self->end_ns, 0);
+    Py_XDECREF(value);
+    Py_XDECREF(id);
+    return result;
 }
 
 /* 1: closed, 0: not the short way, nothing has happened, -1: error */
@@ -609,7 +717,7 @@ close_here(Scope *self)
     Recorder *rec = usable(self->rec);
     if (self->state != OPEN || self->extra != Py_None || rec == NULL || rec->busy || above == NULL
         || !PyObject_TypeCheck((PyObject *)above, &ScopeType) || above->state != OPEN
-        || above->id == NULL) {
+        || above->id == NULL || self->prev == NULL || !is_whole(self)) {
         return 0;
     }
     if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
@@ -620,8 +728,10 @@ close_here(Scope *self)
     if (!current) {
         return 0;
     }
-    Py_INCREF(above);
-    if (monotonic((Clock *)rec->clock, &now) < 0 || attach(self->prev) < 0) {
+    PyObject *before = more(self->prev), *id = more(self->id), *open = more(rec->open);
+    Py_INCREF(above); /* what is called below may do anything */
+    Py_INCREF(rec);
+    if (monotonic((Clock *)rec->clock, &now) < 0 || attach(before) < 0) {
         goto done;
     }
     self->state = ENDED;
@@ -629,17 +739,21 @@ close_here(Scope *self)
     put(&self->ctx, more(C.gone));
     above->last_ns = self->end_ns;
     above->ops += self->ops + 1;
-    if (self->ops && say_overhead(self) < 0) {
+    if (self->ops && say_overhead(self, rec) < 0) {
         goto done;
     }
     if ((row = new_row(self, above, rec)) == NULL || (done = hand(rec->append_span, row)) == NULL
-        || PyDict_DelItem(rec->open, self->id) < 0) {
+        || PyDict_DelItem(open, id) < 0) {
         goto done;
     }
     result = 1;
 done:
     Py_XDECREF(done);
     Py_XDECREF(row);
+    Py_DECREF(before);
+    Py_DECREF(id);
+    Py_DECREF(open);
+    Py_DECREF(rec);
     Py_DECREF(above);
     return result;
 }
@@ -656,6 +770,10 @@ swallow(Scope *self, PyObject *place)
     PyErr_NormalizeException(&type, &error, &traceback);
     if (traceback != NULL) {
         PyException_SetTraceback(error, traceback);
+    }
+    if (self->rec == NULL) { /* deleted, or __init__ was never called: there is no guard */
+        PyErr_Restore(type, error, traceback);
+        return -1;
     }
     PyObject *guard = PyObject_GetAttr(self->rec, s_guard);
     PyObject *done = guard == NULL
@@ -719,7 +837,54 @@ scope_open_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     return opened < 0 ? NULL : PyBool_FromLong(opened);
 }
 
+/* A child that is over already, the short way: True, or False and nothing has happened. */
+static PyObject *
+scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *id, *thread = NULL, *row = NULL, *done = NULL;
+
+    if (count != 3) {
+        PyErr_SetString(PyExc_TypeError, "add_here takes name, start_ns and end_ns");
+        return NULL;
+    }
+    Recorder *rec = usable(self->rec);
+    Trace *trace = (Trace *)self->trace;
+    if (rec == NULL || rec->busy || self->state != OPEN || self->id == NULL
+        || self->iteration == NULL || trace == NULL
+        || !PyObject_TypeCheck((PyObject *)trace, &TraceType)
+        || (double)trace->count >= trace->limit || trace->low == NULL || trace->otel == NULL) {
+        Py_RETURN_FALSE;
+    }
+    long long end = PyLong_AsLongLong(args[2]);
+    if ((end == -1 && PyErr_Occurred()) || (id = new_id(rec, trace)) == NULL) {
+        return NULL;
+    }
+    if ((thread = PyLong_FromUnsignedLongLong(self->thread_id)) != NULL) {
+        PyObject *fields[] = {
+            id, args[0], self->id, Py_None, args[1], args[2], Py_None, Py_None, Py_None, thread,
+            rec->pid, rec->rank, C.no_attrs, C.empty, C.unset, self->iteration, C.unset,
+            trace->otel,
+        };
+        row = PyObject_Vectorcall(C.span_record, fields, sizeof(fields) / sizeof(*fields), NULL);
+    }
+    if (row != NULL && (done = hand(rec->append_span, row)) != NULL) {
+        trace->count++;
+        self->ops++;
+        self->last_ns = self->last_ns > end ? self->last_ns : end;
+    }
+    Py_XDECREF(row);
+    Py_XDECREF(thread);
+    Py_DECREF(id);
+    if (done == NULL) {
+        return NULL;
+    }
+    Py_DECREF(done);
+    Py_RETURN_TRUE;
+}
+
 static PyMethodDef scope_methods[] = {
+    {"add_here", (PyCFunction)(void (*)(void))scope_add_here, METH_FASTCALL,
+     "Record a child that is over already the short way; says whether it was."},
     {"enter", (PyCFunction)scope_enter, METH_NOARGS, "Open the scope: the with statement's way."},
     {"exit", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, "Close the scope."},
     {"open_here", (PyCFunction)(void (*)(void))scope_open_here, METH_FASTCALL,
@@ -744,44 +909,12 @@ static PyTypeObject ScopeType = {
 
 /* --- marks ------------------------------------------------------------------------------------- */
 
-/* A mark's id, where the event that shows it tells it: half the scope's id, and the time. */
-static PyObject *
-id_from_time(Scope *scope, long long ts_ns)
-{
-    char text[33];
-    if (!PyUnicode_IS_ASCII(scope->id) || PyUnicode_GET_LENGTH(scope->id) < 16) {
-        PyErr_SetString(PyExc_ValueError, "a scope's id has 32 hex digits");
-        return NULL;
-    }
-    memcpy(text, PyUnicode_1BYTE_DATA(scope->id), 16);
-    snprintf(text + 16, sizeof(text) - 16, "%016llx", (unsigned long long)ts_ns);
-    return PyUnicode_FromStringAndSize(text, 32);
-}
-
-static int
-note_mark(Scope *scope, PyObject *id)
-{
-    if (scope->marks == Py_None) {
-        PyObject *list = PyList_New(1);
-        if (list == NULL) {
-            return -1;
-        }
-        PyList_SET_ITEM(list, 0, more(id));
-        put(&scope->marks, list);
-        return 0;
-    }
-    if (PyList_CheckExact(scope->marks) && PyList_GET_SIZE(scope->marks) < C.max_mark_ids) {
-        return PyList_Append(scope->marks, id);
-    }
-    scope->more_marks++;
-    return 0;
-}
-
 static PyObject *
 record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
 {
-    PyObject *context = NULL, *id = NULL, *ts = NULL, *record = NULL, *done = NULL, *kind;
+    PyObject *context = NULL, *id = NULL, *kind;
     long long now;
+    int result = -1;
 
     if (count != 3) {
         PyErr_SetString(PyExc_TypeError, "record_number takes a recorder, a name and a value");
@@ -810,7 +943,8 @@ record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t cou
         ? NULL : PyDict_GetItemWithError(context, C.scope_key);
     Scope *scope = (Scope *)found;
     if (found == NULL || !PyObject_TypeCheck(found, &ScopeType) || scope->state != OPEN
-        || scope->rec != args[0] || scope->marks == NULL) {
+        || scope->rec != args[0] || scope->marks == NULL || scope->id == NULL
+        || scope->iteration == NULL) {
         Py_XDECREF(context);
         if (PyErr_Occurred()) {
             return NULL;
@@ -824,35 +958,21 @@ record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t cou
     now += ((Clock *)rec->clock)->offset_ns;
     if (rec->shows_marks) {
         now = now > scope->last_ns ? now : scope->last_ns + 1;
-        id = id_from_time(scope, now);
-    } else if ((id = take_last(rec->mark_ids)) == NULL && !PyErr_Occurred()) {
-        id = PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
+        id = id_from_time(scope->id, now);
+    } else {
+        id = new_mark_id(rec);
     }
-    if (id == NULL || (ts = PyLong_FromLongLong(now)) == NULL || note_mark(scope, id) < 0) {
-        goto done;
-    }
-    scope->last_ns = now;
-    PyObject *fields[] = {
-        id, scope->id, name, kind, value, C.no_attrs, ts, s_point, scope->iteration,
-    };
-    record = PyObject_Vectorcall(C.mark_record, fields, sizeof(fields) / sizeof(*fields), NULL);
-    if (record == NULL || (done = hand(rec->append_mark, record)) == NULL) {
-        goto done;
-    }
-    if (rec->shows_marks) {
-        Py_DECREF(done);
-        done = PyObject_CallMethodOneArg((PyObject *)scope, s_show_number, record);
+    if (id != NULL) {
+        scope->last_ns = now;
+        result = write_mark(rec, scope, id, name, kind, value, C.no_attrs, now, rec->shows_marks);
     }
 done:
-    Py_XDECREF(record);
-    Py_XDECREF(ts);
     Py_XDECREF(id);
     Py_DECREF(scope);
     Py_XDECREF(context);
-    if (done == NULL) {
+    if (result < 0) {
         return NULL;
     }
-    Py_DECREF(done);
     Py_RETURN_TRUE;
 }
 
@@ -861,11 +981,11 @@ done:
 static PyObject *
 configure(PyObject *Py_UNUSED(module), PyObject *args)
 {
-    PyObject *given[9];
+    PyObject *given[11];
     long depth, most;
-    if (!PyArg_ParseTuple(args, "OO!UUOOOO!Oll", &given[0], &PyType_Type, &given[1], &given[2],
+    if (!PyArg_ParseTuple(args, "OO!UUOOOO!OO!Ull", &given[0], &PyType_Type, &given[1], &given[2],
                           &given[3], &given[4], &given[5], &given[6], &PyDict_Type, &given[7],
-                          &given[8], &depth, &most)) {
+                          &given[8], &PyDict_Type, &given[9], &given[10], &depth, &most)) {
         return NULL;
     }
     if (!PyContextVar_CheckExact(given[0])) {
@@ -873,8 +993,9 @@ configure(PyObject *Py_UNUSED(module), PyObject *args)
         return NULL;
     }
     PyObject **fields[] = {&C.variable, &C.context_type, &C.span_key, &C.scope_key, &C.gone,
-                           &C.span_record, &C.mark_record, &C.no_attrs, &C.unset};
-    for (int i = 0; i < 9; i++) {
+                           &C.span_record, &C.mark_record, &C.no_attrs, &C.unset,
+                           &C.estimated, &C.overhead};
+    for (int i = 0; i < 11; i++) {
         put(fields[i], more(given[i]));
     }
     C.max_depth = depth;
@@ -885,7 +1006,7 @@ configure(PyObject *Py_UNUSED(module), PyObject *args)
 static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(variable, Context, span_key, scope_key, gone, SpanRecord, MarkRecord, no_attrs, "
-     "unset, max_depth, max_mark_ids)"},
+     "unset, estimated, overhead_name, max_depth, max_mark_ids)"},
     {"record_number", (PyCFunction)(void (*)(void))record_number, METH_FASTCALL,
      "record_number(rec, name, value): a plain number on the current scope; False: not this way."},
     {NULL}
@@ -900,7 +1021,7 @@ PyInit__fast(void)
 {
     static const struct { PyObject **where; const char *text; } names[] = {
         {&s_next_span_id, "next_span_id"}, {&s_open, "open"},
-        {&s_overhead_mark, "overhead_mark"}, {&s_row, "row"},
+        {&s_row, "row"},
         {&s_guard, "guard"}, {&s_swallow, "swallow"}, {&s_enter, "scope.enter"},
         {&s_exit, "scope.exit"}, {&s_leave, "leave"}, {&s_next_mark_id, "next_mark_id"},
         {&s_show_number, "show_number"}, {&s_float, "float"},

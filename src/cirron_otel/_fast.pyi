@@ -23,6 +23,8 @@ def configure(
     mark_record: type[Any],
     no_attrs: dict[str, Any],
     unset: object,
+    estimated: dict[str, Any],
+    overhead_name: str,
     max_depth: int,
     max_mark_ids: int,
     /,

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from msgspec import UNSET
 from opentelemetry.context import Context
 
-from cirron_otel import scope_core
+from cirron_otel import scope_core, semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanRecord
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, VARIABLE
-from cirron_otel.scope_core import MAX_DEPTH, NO_ATTRS
+from cirron_otel.scope_core import ESTIMATED, MAX_DEPTH, NO_ATTRS
 
 __all__ = ["COMPILED", "RecorderCore", "ScopeCore", "TraceCore", "record_number"]
 
@@ -30,7 +30,7 @@ def _compiled() -> object | None:
         return None
     _fast.configure(
         VARIABLE, Context, SPAN_KEY, SCOPE_KEY, GONE, SpanRecord, MarkRecord, NO_ATTRS, UNSET,
-        MAX_DEPTH, MAX_MARK_IDS,
+        ESTIMATED, semconv.OVERHEAD, MAX_DEPTH, MAX_MARK_IDS,
     )  # fmt: skip
     return _fast
 

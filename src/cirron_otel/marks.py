@@ -16,7 +16,7 @@ from cirron_otel.batch import ROOT_SPAN_ID, MarkRecord
 from cirron_otel.batching import MAX_NAME_BYTES
 from cirron_otel.context import get_current
 from cirron_otel.scope_base import BaseScope, current_scope
-from cirron_otel.scope_core import NO_ATTRS, OPEN
+from cirron_otel.scope_core import ESTIMATED, NO_ATTRS, OPEN
 from cirron_otel.values import (
     Deferred,
     MarkValue,
@@ -30,7 +30,6 @@ from cirron_otel.values import (
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
 
-_ESTIMATED: dict[str, Any] = {semconv.ESTIMATED: True}
 _MAX_EARLY = 10_000
 
 
@@ -116,7 +115,7 @@ def overhead_mark(rec: Recorder, scope: BaseScope, now: int) -> None:
     cost = min(int(scope.ops * rec.overhead_ns), max(0, now - scope.start_ns))
     rec.append_mark(
         MarkRecord(
-            mark_id, scope.id, semconv.OVERHEAD, "int", cost, _ESTIMATED, now, "point",
+            mark_id, scope.id, semconv.OVERHEAD, "int", cost, ESTIMATED, now, "point",
             scope.iteration,
         )
     )  # fmt: skip

@@ -54,7 +54,10 @@ class Scope(_Decorates, ScopeSpan):
 class TimedScope(Scope):
     """One scope in 64 measures what it costs: the source of ``cirron.overhead_ns``."""
 
-    __slots__ = ("_cost",)
+    __slots__ = ()
+
+    #: What opening took, ns; 0: it was not opened, or has been counted.
+    _cost: int = 0
 
     def __enter__(self) -> Self:
         """As for any scope, timed."""
@@ -77,7 +80,9 @@ class TimedScope(Scope):
         clock = rec.clock.monotonic_ns
         begun = clock()
         super().__exit__(exc_type, exc, tb)
-        note_cost(rec, self._cost + clock() - begun)
+        if self._cost:
+            note_cost(rec, self._cost + clock() - begun)
+            self._cost = 0
 
 
 def note_cost(rec: recorder.Recorder, cost_ns: int) -> None:
@@ -147,13 +152,21 @@ def scope(name: Any = _MISSING, /, index: int | None = None, **attrs: Any) -> An
     if name is _MISSING:
         name = attrs.pop("name", "")
     if type(name) is not str:
-        name = str(name)
+        name = _text(name)
     rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None:
         return IdleScope(name, index, attrs)
     if index is not None and (type(index) is not int or not _INT_MIN <= index <= _INT_MAX):
         index, attrs = _checked_index(rec, name, index, attrs)
     return rec.spans.scope_class(rec, name, index, attrs)
+
+
+def _text(name: object) -> str:
+    """A name that is no plain string, as one; a ``__str__`` of the user's may do anything."""
+    try:
+        return "".join(str(name))
+    except Exception:  # noqa: BLE001 - whatever the user's object raises
+        return f"<{type(name).__name__}>"
 
 
 def _checked_index(
@@ -287,9 +300,10 @@ def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
     if rec is None or rec.loops is None:
         yield from iterable
         return
-    if stage not in (None, TRAIN, EVALUATION):
+    if stage is not None and (type(stage) is not str or stage not in (TRAIN, EVALUATION)):
+        given = repr(stage) if type(stage) is str else type(stage).__name__
         rec.guard.warn(
-            "stage", f"ci.batches(stage={stage!r}) is neither 'train' nor 'evaluation'; ignored"
+            "stage", f"ci.batches(stage={given}) is neither 'train' nor 'evaluation'; ignored"
         )
         stage = None
     here = rec.loops.here

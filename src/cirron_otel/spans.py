@@ -11,13 +11,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from msgspec import UNSET
-
 from cirron_otel import semconv
-from cirron_otel.batch import MarkRecord, SpanRecord
+from cirron_otel.batch import MarkRecord
 from cirron_otel.core import ScopeCore
 from cirron_otel.scope_base import BaseScope, Extra, Trace
-from cirron_otel.scope_core import NO_ATTRS, OPEN
 from cirron_otel.span_api import MarkEvents, ReadableMethods, shown_value
 
 if TYPE_CHECKING:
@@ -44,20 +41,8 @@ class ScopeSpan(ReadableMethods):
         self, name: str, start_ns: int, end_ns: int, exc: BaseException | None = None
     ) -> None:
         """Record a child that is over already."""
-        rec, trace = self._rec, self.trace
-        if rec.busy or exc is not None or self._state != OPEN or trace.count >= trace.limit:
+        if exc is not None or not self.add_here(name, start_ns, end_ns):
             super().add_closed(name, start_ns, end_ns, exc)
-            return
-        trace.count += 1
-        self.ops += 1
-        self.last_ns = max(self.last_ns, end_ns)
-        rec.append_span(
-            SpanRecord(
-                rec.next_span_id() + trace.low, name, self.id, None, start_ns, end_ns,
-                None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (), UNSET,
-                self.iteration, UNSET, trace.otel,
-            )
-        )  # fmt: skip
 
     @property
     def _own(self) -> OwnSpans:
