@@ -251,12 +251,12 @@ static PyMemberDef scope_members[] = {
     OBJECT("marks", marks),
     OBJECT("extra", extra),
     OBJECT("ctx", ctx),
-    OBJECT("id", id),
+    {"id", T_OBJECT, offsetof(Scope, id), 0, NULL}, /* None until the scope is opened */
     OBJECT("above", above),
     OBJECT("trace", trace),
     OBJECT("otel", otel),
     OBJECT("prev", prev),
-    OBJECT("iteration", iteration),
+    {"iteration", T_OBJECT, offsetof(Scope, iteration), 0, NULL},
     {NULL}
 };
 #undef OBJECT

@@ -145,8 +145,11 @@ class Batcher:
         if not self.envelope or self.disk_refuses or len(self.sealed) >= MAX_SEALED:
             self.wake()
             if self.disk_refuses:
-                if self.queued > MAX_ROWS:
-                    self._drop_oldest()
+                if self.queued > MAX_ROWS and self._lock.acquire(blocking=False):
+                    try:
+                        self._drop_oldest()
+                    finally:
+                        self._lock.release()
             elif self.envelope:
                 self.producer_assists += 1
                 time.sleep(PAUSE_S)

@@ -14,7 +14,13 @@ from msgspec import UNSET
 from opentelemetry import trace as otel_trace
 from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
-from opentelemetry.trace import SpanContext, Status, StatusCode, TraceFlags
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    SpanContext,
+    Status,
+    StatusCode,
+    TraceFlags,
+)
 
 from cirron_otel import semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
@@ -245,7 +251,7 @@ class JoinedScope(SpanMethods):
 
     def get_span_context(self) -> SpanContext:
         """The context of the application's span."""
-        return self.span.get_span_context()
+        return INVALID_SPAN_CONTEXT if self._state == NEW else self.span.get_span_context()
 
     def _span(self) -> otel_trace.Span:
         return self.span
@@ -341,6 +347,7 @@ class JoinedScope(SpanMethods):
         try:
             return (
                 not span.events
+                and not span.links
                 and len(span.attributes) == len(self._given)
                 and span.name == self.name
                 and span.status.status_code is StatusCode.UNSET

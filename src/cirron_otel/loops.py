@@ -163,7 +163,8 @@ class Loops:
         if self._gone:
             me = threading.get_ident()
             for one in list(self._gone):
-                if one.thread_id == me:
+                thread = one.thread()
+                if one.thread_id == me or thread is None or not thread.is_alive():
                     self._gone.discard(one)
                     one.finish()
 
@@ -193,7 +194,7 @@ class Pass:
     __slots__ = (
         "__weakref__", "_frame", "_hint", "_iterator", "_loops", "_outer", "_pending", "_place",
         "_seen", "_unowned", "container", "count", "displaced", "epoch", "explicit", "gone_ns",
-        "recorder", "stage", "state", "step", "thread_id",
+        "recorder", "stage", "state", "step", "thread", "thread_id",
     )  # fmt: skip
 
     def __init__(
@@ -204,6 +205,7 @@ class Pass:
         self.explicit = explicit
         self.stage = stage
         self.state = NEW
+        self.thread = weakref.ref(threading.current_thread())
         self.thread_id = threading.get_ident()
         self.container: BaseScope | None = None
         self.epoch: BaseScope | None = None

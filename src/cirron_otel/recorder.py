@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
@@ -77,6 +78,8 @@ class Recorder(RecorderCore):
         self.resources = ProcessUsage.for_settings(settings.resources)
         self.overhead_ns = 0.0
         self.fork_parent: BaseScope | None = None
+        #: Held while a window is chosen and opened; reentrant, for processors that open scopes.
+        self.window_lock = threading.RLock()
         self.span_ids = []
         self.mark_ids = []
         self.headroom = max(1, settings.trace_max_spans // 10)
@@ -314,7 +317,7 @@ class Recorder(RecorderCore):
             except Exception as failure:  # noqa: BLE001 - the others must still be closed
                 self.guard.swallow("close_open_scopes", failure)
         if self.session is not None and not self.is_child:
-            windows.close_windows(self, self.session.trace)
+            windows.close_windows(self)
 
     def finalize(self, timeout: float = 0.5) -> None:
         """The process ends now, without a proper shutdown: close, write, release; bounded."""
@@ -383,6 +386,7 @@ class Recorder(RecorderCore):
         """
         self.out.after_fork()
         self.pid = os.getpid()
+        self.window_lock = threading.RLock()
         self.is_child = True
         for scope in self.open.values():
             scope._state = INHERITED  # noqa: SLF001

@@ -42,7 +42,7 @@ class Trace(TraceCore):
     ``limit`` is the number of spans after which children open in a *window* trace instead.
     """
 
-    __slots__ = ("first", "flags", "id", "parent", "root", "root_context")
+    __slots__ = ("flags", "id", "parent", "root", "root_context")
 
     window: Trace | None
     last: BaseScope | None
@@ -63,8 +63,7 @@ class Trace(TraceCore):
         #: its direct children start.
         self.parent: BaseScope | None = None
         self.root_context = Context()
-        #: The first and the newest scope of a window, for its name.
-        self.first: BaseScope | None = None
+        #: The newest scope of a window, for its name.
         self.last = None
 
 
@@ -316,13 +315,14 @@ class BaseScope(ScopeCore):
             self.trace = trace
             self.otel = trace.otel
             return context
-        window = trace.window
-        if window is None or window.count >= window.limit - (reserve or 1):
-            if window is not None:
-                self._rec.close_window(window)
-            window = trace.window = self._rec.open_window(self, parent)
-        window.count += 1
-        window.last = self
+        with self._rec.window_lock:  # two threads may find it full at once
+            window = trace.window
+            if window is None or window.count >= window.limit - (reserve or 1):
+                if window is not None:
+                    self._rec.close_window(window)
+                window = trace.window = self._rec.open_window(self, parent)
+            window.count += 1
+            window.last = self
         self.trace = window
         self.otel = window.child_otel or window.otel
         root = window.root

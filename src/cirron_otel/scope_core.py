@@ -117,6 +117,8 @@ class ScopeCore:
         self.marks = None
         self.extra = None
         self.ctx = None
+        self.id = self.iteration = None  # type: ignore[assignment] # until the scope is opened
+        self.start_ns = self.end_ns = self.last_ns = 0
         self.ops = 0
         self.more_marks = 0
         self._state = NEW

@@ -18,12 +18,20 @@ from typing import TYPE_CHECKING, Any
 from opentelemetry import trace as otel_trace
 from opentelemetry.attributes import BoundedAttributes
 from opentelemetry.sdk.trace import Event, ReadableSpan
-from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceState
+from opentelemetry.trace import (
+    INVALID_SPAN_CONTEXT,
+    Link,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    TraceState,
+)
 
 from cirron_otel import semconv
 from cirron_otel.batch import MarkRecord
 from cirron_otel.scope_base import BaseScope, Extra
-from cirron_otel.scope_core import ENDED, OPEN
+from cirron_otel.scope_core import ENDED, NEW, OPEN
 from cirron_otel.values import attribute_value, attributes
 
 if TYPE_CHECKING:
@@ -49,11 +57,13 @@ class SpanMethods(BaseScope):
     def set_attribute(self, key: str, value: object) -> None:
         """Set one attribute; ignored (logged) once the span has ended."""
         if self._writable("set_attribute"):
+            self.clean = None
             self.attrs[key] = value
 
     def set_attributes(self, attributes: Mapping[str, object]) -> None:
         """Set several attributes at once."""
         if self._writable("set_attributes"):
+            self.clean = None
             self.attrs.update(attributes)
 
     def add_event(
@@ -176,6 +186,8 @@ class ReadableMethods(SpanMethods):
         """Trace id, span id and flags; made when first asked for."""
         made = self._context
         if made is None:
+            if self._state == NEW:
+                return INVALID_SPAN_CONTEXT  # it was never opened
             # A trace of our own has no state; one that came from elsewhere passes its on.
             parent = self.parent if self.trace.root is None else None
             made = self._context = SpanContext(

@@ -191,7 +191,10 @@ class SpoolWriter:
         queues: tuple[deque[tuple[Any, Deferred]], ...] = (self._marks, self._spans)
         for queue in queues:
             for _ in range(len(queue)):
-                row, value = queue.popleft()
+                try:
+                    row, value = queue.popleft()
+                except IndexError:
+                    break  # the other one who resolves, at the end of the process, took it
                 try:
                     while not value.ready() and time.monotonic() < deadline:
                         time.sleep(0.001)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def open_window(rec: Recorder, first: BaseScope, parent: BaseScope) -> Trace:
     """A new trace for what a full one cannot take, under a root span linked to it."""
     trace = rec.new_trace()
-    trace.first, trace.last = first, first
+    trace.last = first
     label = "steps" if first.name == semconv.STEP else f"{first.name}s"
     root = rec.make_scope(f"{label}[{_ordinal(first, parent)}..]", None, {})
     root.open_window_root(trace, [parent, rec.session])
@@ -52,10 +52,11 @@ def close_window(rec: Recorder, window: Trace) -> None:
     rec.open.pop(root.id, None)
 
 
-def close_windows(rec: Recorder, trace: Trace | None) -> None:
-    """End the window that ``trace`` overflows into, and its own."""
-    if trace is not None and trace.window is not None:
-        close_window(rec, trace.window)
+def close_windows(rec: Recorder) -> None:
+    """End every window that is still open."""
+    for scope in list(rec.open.values()):
+        if scope.otel.window is True:
+            close_window(rec, scope.trace)
 
 
 def _ordinal(scope: BaseScope, parent: BaseScope | None) -> int:

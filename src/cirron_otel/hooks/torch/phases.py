@@ -66,8 +66,9 @@ class Phases:
         begun = None
         scope: BaseScope | None = None
         try:
-            scope = rec.make_scope(name, None, attrs)
-            scope.clean = attrs
+            own = attrs.copy()
+            scope = rec.make_scope(name, None, own)
+            scope.clean = own
             scope.__enter__()
             if timer is not None:
                 begun = timer.begin()
