@@ -882,7 +882,47 @@ scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_TRUE;
 }
 
+/* around(call, args, kwargs): the call in this scope; its exceptions are recorded and fly on. */
+static PyObject *
+scope_around(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "around takes a call, a tuple and a dict");
+        return NULL;
+    }
+    PyObject *entered = scope_enter(self, NULL);
+    if (entered == NULL) {
+        return NULL;
+    }
+    Py_DECREF(entered);
+    PyObject *result = PyObject_Call(args[0], args[1], args[2]);
+    PyObject *type = NULL, *error = NULL, *traceback = NULL;
+    if (result == NULL) {
+        PyErr_Fetch(&type, &error, &traceback);
+        PyErr_NormalizeException(&type, &error, &traceback);
+        if (traceback != NULL) {
+            PyException_SetTraceback(error, traceback);
+        }
+    }
+    PyObject *how[] = {type != NULL ? type : Py_None, error != NULL ? error : Py_None,
+                       traceback != NULL ? traceback : Py_None};
+    PyObject *left = scope_exit(self, how, 3);
+    if (left == NULL && result != NULL) {
+        Py_CLEAR(result);
+    } else if (result == NULL && left != NULL) {
+        PyErr_Restore(type, error, traceback);
+        type = error = traceback = NULL;
+    }
+    Py_XDECREF(left);
+    Py_XDECREF(type);
+    Py_XDECREF(error);
+    Py_XDECREF(traceback);
+    return result;
+}
+
 static PyMethodDef scope_methods[] = {
+    {"around", (PyCFunction)(void (*)(void))scope_around, METH_FASTCALL,
+     "around(call, args, kwargs): the call in this scope."},
     {"add_here", (PyCFunction)(void (*)(void))scope_add_here, METH_FASTCALL,
      "Record a child that is over already the short way; says whether it was."},
     {"enter", (PyCFunction)scope_enter, METH_NOARGS, "Open the scope: the with statement's way."},

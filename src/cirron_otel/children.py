@@ -21,6 +21,17 @@ from cirron_otel.version import VERSION
 _VERSION = 1
 
 
+class _Way:
+    """Whether this process may still start from its parent's carrier."""
+
+    open = True
+
+
+def close_way() -> None:
+    """This process has its own recording, or none any more: the carrier starts none from now on."""
+    _Way.open = False
+
+
 def carrier(rec: recorder.Recorder, parent: BaseScope) -> str:
     """What a child of this process needs, as text for the environment."""
     return msgspec.json.encode(
@@ -39,7 +50,7 @@ def carrier(rec: recorder.Recorder, parent: BaseScope) -> str:
 def start_from_carrier() -> recorder.Recorder | None:
     """Start this process's recorder from the carrier, once; None if there is none for it."""
     text = os.environ.get(semconv.CARRIER_VARIABLE)
-    if not text or not recorder.early_marks.wanted:
+    if not text or not _Way.open:
         return None
     try:
         found: dict[str, Any] = msgspec.json.decode(text)
@@ -51,7 +62,7 @@ def start_from_carrier() -> recorder.Recorder | None:
         rec = recorder.Recorder(settings, sdk_version=VERSION, carrier=found)
     except Exception as error:  # noqa: BLE001 - a carrier of another version, or of nobody
         logger.warning("cirron-otel: %s is not usable: %r", semconv.CARRIER_VARIABLE, error)
-        recorder.early_marks.wanted = False
+        close_way()
         return None
     recorder.install(rec)
     return rec

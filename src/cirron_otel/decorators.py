@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.scope_base import BaseScope
@@ -22,17 +22,23 @@ if TYPE_CHECKING:
 
 _Make = Callable[[], Any]
 _Function = Callable[..., Any]
+_F = TypeVar("_F", bound=_Function)
 
 
-def decorated(fn: _Function, make: _Make) -> _Function:
+def decorated(fn: _F, make: _Make) -> _F:
     """``fn`` in a scope: ``make()`` returns the one for a call."""
     if inspect.isasyncgenfunction(fn):
-        return _async_generator(fn, make)
-    if inspect.iscoroutinefunction(fn):
-        return _coroutine(fn, make)
-    if inspect.isgeneratorfunction(fn):
-        return _generator(fn, make)
+        kind = _async_generator
+    elif inspect.iscoroutinefunction(fn):
+        kind = _coroutine
+    elif inspect.isgeneratorfunction(fn):
+        kind = _generator
+    else:
+        kind = _function
+    return cast("_F", kind(fn, make))
 
+
+def _function(fn: _Function, make: _Make) -> _Function:
     @functools.wraps(fn)
     def function(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the function's own
         with make():
@@ -111,11 +117,10 @@ def _async_generator(fn: _Function, make: _Make) -> _Function:
 class _Held:
     """A scope held open by a generator: attached only while the generator runs."""
 
-    __slots__ = ("_before", "_scope")
+    __slots__ = ("_scope",)
 
     def __init__(self, held: Any) -> None:  # noqa: ANN401 - any kind of scope
         self._scope = held
-        self._before: Context | None = None
 
     def __enter__(self) -> _Running:
         held = self._scope

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel import children, recorder, semconv
 from cirron_otel.context import attach_context, get_current
+from cirron_otel.flush_thread import THREAD_NAME
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
@@ -35,7 +36,6 @@ class Lifecycle:
     def __init__(self, rec: recorder.Recorder) -> None:
         self._rec = rec
         self._undo: list[Callable[[], None]] = []
-        self._handlers: dict[int, tuple[_Handler, Callable[[int, FrameType | None], None]]] = {}
         self.active = True
 
     def install(self) -> None:
@@ -92,7 +92,7 @@ class Lifecycle:
     def _make_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(thread: threading.Thread) -> None:
-            if self.active and thread.name != "cirron-otel-flush":
+            if self.active and thread.name != THREAD_NAME:
                 context = get_current()
                 if context:
                     thread.run = functools.partial(_run_in, thread, thread.run, context)  # type: ignore[method-assign]
@@ -153,7 +153,6 @@ class Lifecycle:
             self._on_signal(received, frame, previous)
 
         signal.signal(number, handler)
-        self._handlers[number] = (previous, handler)
 
         def undo() -> None:
             if threading.current_thread() is not threading.main_thread():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import UNSET
 
@@ -21,6 +21,7 @@ from cirron_otel.values import (
     Deferred,
     MarkValue,
     UnsupportedValueError,
+    attribute_value,
     attributes,
     clean_text,
     cut_text,
@@ -33,41 +34,65 @@ if TYPE_CHECKING:
 _MAX_EARLY = 10_000
 
 
+class _Refused(NamedTuple):
+    """Stands for a value that no mark may have. Without the error: that would hold the value."""
+
+    reason: str
+
+
+class _EarlyMark(NamedTuple):
+    name: str
+    made: MarkValue | Deferred | _Refused
+    kind: object
+    attrs: dict[str, Any]
+    ts_ns: int
+
+
 class EarlyMarks:
-    """The last marks made while nothing records; ``profile()`` takes them over."""
+    """The last marks made while nothing records; ``profile()`` takes them over.
+
+    What is kept is what would be written, never the user's objects: a program that does not come to
+    call ``profile()`` must not hold on to its losses and their graphs.
+    """
 
     def __init__(self) -> None:
-        self._kept: deque[tuple[object, object, object, dict[str, Any], int]] = deque(
-            maxlen=_MAX_EARLY
-        )
+        self._kept: deque[_EarlyMark] = deque(maxlen=_MAX_EARLY)
         self.wanted = True
 
     def keep(self, name: object, value: object, kind: object, attrs: dict[str, Any]) -> None:
-        """Keep one mark, unless recording was switched off."""
-        if self.wanted:
-            self._kept.append((name, value, kind, attrs, time.time_ns()))
+        """Keep one mark, unless recording was switched off. Any thread; never raises or waits."""
+        if not self.wanted:
+            return
+        ts_ns = time.time_ns()
+        made: MarkValue | Deferred | _Refused
+        try:
+            made = mark_value(value)
+        except UnsupportedValueError as error:
+            made = _Refused(str(error))
+        except Exception as error:  # noqa: BLE001 - a number of the user's own class
+            made = _Refused(f"reading it raised {type(error).__name__}")
+        shown = kind if type(kind) is str else attribute_value(kind)
+        self._kept.append(
+            _EarlyMark(_mark_name(name), made, shown, attributes(attrs)[0] if attrs else {}, ts_ns)
+        )
 
     def hand_over(self, rec: Recorder) -> None:
         """Record what was kept, owned by nobody: the seed's ``"root"`` sentinel."""
         while self._kept:
-            name, value, kind, attrs, ts_ns = self._kept.popleft()
-            record_mark(rec, name, value, kind, attrs, orphan_since=ts_ns)
+            early = self._kept.popleft()
+            if isinstance(early.made, _Refused):
+                _refuse(rec, early.name, early.made.reason)
+            else:
+                _record(
+                    rec, early.name, early.made, early.kind, early.attrs, orphan_since=early.ts_ns
+                )
 
 
-def record_mark(  # noqa: PLR0913 - what a mark is
-    rec: Recorder,
-    name: object,
-    value: object,
-    kind: object,
-    attrs: dict[str, Any],
-    *,
-    orphan_since: int = 0,
+def record_mark(
+    rec: Recorder, name: object, value: object, kind: object, attrs: dict[str, Any]
 ) -> None:
-    """Record a mark on the current scope, whatever its value is.
-
-    ``orphan_since``: the mark was made at that time, ns, when there was no scope.
-    """
-    if rec.pending and not orphan_since:
+    """Record a mark on the current scope, whatever its value is."""
+    if rec.pending:
         rec.loops.activity()
     name = name if type(name) is str else str(name)
     try:
@@ -75,6 +100,19 @@ def record_mark(  # noqa: PLR0913 - what a mark is
     except UnsupportedValueError as error:
         _refuse(rec, name, str(error))
         return
+    _record(rec, name, made, kind, attrs)
+
+
+def _record(  # noqa: PLR0913 - what a mark is
+    rec: Recorder,
+    name: str,
+    made: MarkValue | Deferred,
+    kind: object,
+    attrs: dict[str, Any],
+    *,
+    orphan_since: int = 0,
+) -> None:
+    """``orphan_since``: the mark was made at that time, ns, when there was no scope."""
     scope = None if orphan_since else current_scope(rec, get_current())
     if rec.is_child and (worker := rec.worker_id()) is not None:
         attrs = {**attrs, semconv.WORKER_ID: worker}
@@ -119,6 +157,11 @@ def overhead_mark(rec: Recorder, scope: BaseScope, now: int) -> None:
             scope.iteration,
         )
     )  # fmt: skip
+
+
+def _mark_name(name: object) -> str:
+    text = name if type(name) is str else attribute_value(name)
+    return cut_text(clean_text(text if type(text) is str else str(text)), MAX_NAME_BYTES)
 
 
 def _refuse(rec: Recorder, name: str, reason: str) -> None:

@@ -8,6 +8,7 @@ the scope was open, that mark; else the larger of the resident sizes at its two 
 from __future__ import annotations
 
 import os
+import sys
 import time
 from threading import get_ident
 from typing import TYPE_CHECKING
@@ -57,11 +58,16 @@ class ProcessUsage:
             extra.memory_peak_bytes = peak if peak > peak_before else max(now, before)
 
 
+def peak_bytes(ru_maxrss: int, platform: str) -> int:
+    """The kernel's high-water mark in bytes: macOS counts bytes, every other system KiB."""
+    return ru_maxrss if platform == "darwin" else ru_maxrss * 1024
+
+
 def _memory() -> tuple[int, int]:
     """Resident bytes now, and the process's high-water mark."""
     import resource  # noqa: PLC0415 - POSIX only, and only when memory is asked for
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peak = peak_bytes(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, sys.platform)
     try:
         with open("/proc/self/statm", "rb") as file:  # noqa: PTH123 - hot enough to be plain
             return int(file.read().split()[1]) * _PAGE, peak

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
-from collections.abc import Iterable, Mapping
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-import msgspec
 from opentelemetry import trace as otel_trace
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.trace import Link
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cirron_otel import recorder, scopes
+from cirron_otel import children, recorder, reports, scopes
 from cirron_otel._guard import Guard, logger
-from cirron_otel.errors import ConfigurationError
 from cirron_otel.hooks import HookSet
 from cirron_otel.lifecycle import Lifecycle
-from cirron_otel.reading import nodes, notes, sessions, text
+from cirron_otel.provider import sdk_disabled
 from cirron_otel.settings import NOT_GIVEN, Settings, resolve
 from cirron_otel.version import VERSION
 from cirron_otel.watching import watched
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from cirron_otel.recorder import Recorder
+    from cirron_otel.scope_handle import ScopeHandle
 
 _T = TypeVar("_T")
 _lock = threading.RLock()
+_FAILED_START_WAIT_S = 1.0
 
 
 class Profiler:
@@ -80,21 +81,46 @@ class Profiler:
 
     def flush(self, timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
         """Write everything recorded so far to the spool; see :func:`flush`."""
-        return True if self._rec is None else self._rec.flush(timeout)
+        rec = self._rec
+        return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), False)
 
     def health(self) -> dict[str, Any]:
         """Counts and states; see :func:`health`."""
-        return _health(self)
+        return reports.health_of(self._rec, self.installed_hooks, self.platform_context)
 
+    @overload
     def trace(
         self,
-        format: str = "tree",  # noqa: A002 - the public name
+        format: Literal["tree"] = "tree",
         name: str | None = None,
         last: int | None = None,
         file: IO[str] | None = None,
-    ) -> Any:  # noqa: ANN401 - depends on the format
+    ) -> None: ...
+    @overload
+    def trace(
+        self,
+        format: Literal["dict"],
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def trace(
+        self,
+        format: Literal["json"],
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> str: ...
+    def trace(
+        self,
+        format: str = "tree",
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> dict[str, Any] | str | None:
         """Show what was recorded so far; see :func:`trace`."""
-        return _trace(self, format, name, last, file)
+        return _tree(self._rec, format, name, last, file)
 
     def shutdown(self, timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
         """End the session, write everything, undo every patch; see :func:`shutdown`."""
@@ -106,26 +132,40 @@ class Profiler:
                 return True
             if not rec.active:
                 return True
-            done = True
+            return _safely(rec, "shutdown", lambda: self._end(rec, timeout), False)
+
+    def _end(self, rec: Recorder, timeout: float) -> bool:
+        """Every step, whatever becomes of the one before it."""
+        try:
+            if self._hooks is not None:
+                self._hooks.uninstall()
+        finally:
             try:
-                if self._hooks is not None:
-                    self._hooks.uninstall()
                 done = rec.shutdown(timeout)
             finally:
-                if self._lifecycle is not None:
-                    self._lifecycle.uninstall()
                 if recorder._current is rec:  # noqa: SLF001
                     recorder.install(None)
                 self.cirron._profiler = None  # noqa: SLF001
-            return done
+                if self._lifecycle is not None:
+                    self._lifecycle.uninstall()
+        return done
 
     def __enter__(self) -> Profiler:  # noqa: PYI034 - never subclassed
         """The profiler itself; it has been recording since ``profile()``."""
         return self
 
-    def __exit__(self, *exc_info: object) -> None:
-        """Shut down."""
-        self.shutdown()
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """Shut down; an exception of the block flies on, never one of ours in its place."""
+        try:
+            self.shutdown()
+        except Exception:  # only in strict mode (see _guard): it was counted and logged
+            if exc is None:
+                raise
 
 
 class Cirron:
@@ -163,7 +203,7 @@ class Cirron:
         """Start recording; see :func:`cirron_otel.profile`."""
         with _lock:
             running = _running()
-            if running is not None:
+            if running is not None and running.enabled:
                 logger.warning(
                     "cirron-otel: profile() was called again; the recording goes on as it was, "
                     "call ci.shutdown() first to start another"
@@ -188,6 +228,7 @@ class Cirron:
             settings = resolve(
                 call=call, constructor=self._given, config=config, config_path=config_path
             )
+            children.close_way()
             if not settings.enabled:
                 recorder.early_marks.wanted = False
                 self._profiler = Profiler(self, settings, None, None, None)
@@ -197,7 +238,7 @@ class Cirron:
             _set_default(self)
             return self._profiler
 
-    def scope(self, *args: Any, **attrs: Any) -> Any:  # noqa: ANN401
+    def scope(self, *args: Any, **attrs: Any) -> ScopeHandle:
         """As :func:`cirron_otel.scope`."""
         return scopes.scope(*args, **attrs)
 
@@ -213,26 +254,51 @@ class Cirron:
         """As :func:`cirron_otel.batches`."""
         return scopes.batches(iterable, stage=stage)
 
+    @overload
     def trace(
         self,
-        format: str = "tree",  # noqa: A002 - the public name
+        format: Literal["tree"] = "tree",
         name: str | None = None,
         last: int | None = None,
-    ) -> Any:  # noqa: ANN401
+        file: IO[str] | None = None,
+    ) -> None: ...
+    @overload
+    def trace(
+        self,
+        format: Literal["dict"],
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> dict[str, Any]: ...
+    @overload
+    def trace(
+        self,
+        format: Literal["json"],
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> str: ...
+    def trace(
+        self,
+        format: str = "tree",
+        name: str | None = None,
+        last: int | None = None,
+        file: IO[str] | None = None,
+    ) -> dict[str, Any] | str | None:
         """As :func:`cirron_otel.trace`."""
-        return trace(format, name, last)
+        return _trace(format, name, last, file)
 
-    def flush(self) -> bool:
+    def flush(self, timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
         """As :func:`cirron_otel.flush`."""
-        return flush()
+        return flush(timeout)
 
     def health(self) -> dict[str, Any]:
         """As :func:`cirron_otel.health`."""
         return health()
 
-    def shutdown(self) -> bool:
+    def shutdown(self, timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
         """As :func:`cirron_otel.shutdown`."""
-        return shutdown()
+        return shutdown(timeout)
 
 
 class _Default:
@@ -253,7 +319,7 @@ def _running() -> Profiler | None:
 def _start(owner: Cirron, settings: Settings) -> Profiler:
     """Everything ``profile()`` does once its settings are known to be good."""
     guard = Guard()
-    disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+    disabled = sdk_disabled()
     provider = None if disabled else _application_provider()
     hooks = HookSet.choose(settings.frameworks)  # may raise, before there is any effect
     lifecycle: Lifecycle | None = None
@@ -265,20 +331,37 @@ def _start(owner: Cirron, settings: Settings) -> Profiler:
         recorder.install(rec)
         recorder.early_marks.wanted = True
         recorder.early_marks.hand_over(rec)
-        rec.start_session(_session_attributes(rec, hooks), _inherited_links())
+        rec.start_session(_session_attributes(rec), _inherited_links())
         lifecycle = Lifecycle(rec)
         lifecycle.install()
         hooks.install(rec)
         if settings.set_global and provider is None and not disabled:
             otel_trace.set_tracer_provider(rec.spans.provider)
     except Exception as error:  # noqa: BLE001 - see _guard
-        recorder.install(None)
-        if lifecycle is not None:
-            lifecycle.uninstall()
+        _undo_start(guard, hooks, rec, lifecycle)
         logger.warning("cirron-otel: could not start, nothing is recorded: %r", error)
         guard.swallow("profile", error)
         return Profiler(owner, settings, None, None, None)
     return Profiler(owner, settings, rec, hooks, lifecycle)
+
+
+def _undo_start(
+    guard: Guard, hooks: HookSet, rec: Recorder | None, lifecycle: Lifecycle | None
+) -> None:
+    """Leave nothing of a start that failed: no hook, no patch, no thread, no open session."""
+    recorder.install(None)
+    steps: list[Callable[[], object]] = [hooks.uninstall]
+    if rec is not None:
+        failed = rec
+        steps.append(lambda: failed.shutdown(_FAILED_START_WAIT_S))
+    if lifecycle is not None:
+        steps.append(lifecycle.uninstall)
+    for step in steps:
+        try:
+            step()
+        except Exception as error:  # noqa: BLE001 - the next step is needed all the same
+            guard.swallowed["profile"] += 1
+            logger.warning("cirron-otel: could not undo a failed start: %r", error)
 
 
 def _application_provider() -> SdkTracerProvider | None:
@@ -294,7 +377,7 @@ def _application_provider() -> SdkTracerProvider | None:
     return None
 
 
-def _session_attributes(rec: Recorder, hooks: HookSet) -> dict[str, Any]:
+def _session_attributes(rec: Recorder) -> dict[str, Any]:
     settings = rec.settings
     attrs: dict[str, Any] = {"pid": rec.pid, "rank": rec.rank, "cirron.run_id": rec.run_id}
     if settings.world_size > 1:
@@ -303,8 +386,6 @@ def _session_attributes(rec: Recorder, hooks: HookSet) -> dict[str, Any]:
         value = getattr(settings, name)
         if value is not None:
             attrs[f"cirron.{name}"] = value
-    if hooks.names:
-        attrs["framework"] = ",".join(hooks.names)
     return attrs
 
 
@@ -336,7 +417,15 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     enabled: Any = NOT_GIVEN,  # noqa: ANN401 - True would overrule a file
     path: str | os.PathLike[str] | None = None,
     output: Any = None,  # noqa: ANN401 - a name or several
-    **more: Any,
+    *,
+    config_path: str | os.PathLike[str] | None = None,
+    resources: Iterable[str] | None = None,
+    signals: bool | None = None,
+    spans: str | None = None,
+    set_global: bool | None = None,
+    trace_max_spans: int | None = None,
+    run_id: str | None = None,
+    start_iteration: int | None = None,
 ) -> Profiler:
     """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
 
@@ -350,11 +439,25 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     Raises :class:`~cirron_otel.errors.ConfigurationError` or
     :class:`~cirron_otel.errors.CirronDependencyError` for a value that cannot be used, before any
     effect. After it has returned, nothing of ours raises into the program. A second call returns
-    the running profiler and says so.
+    the running profiler and says so; one that was switched off (``enabled=False``) is not running.
     """
-    owner = Cirron()
-    return owner.profile(
-        config, frameworks, snapshots, sample_rate, flush_interval, enabled, path, output, **more
+    return Cirron().profile(
+        config,
+        frameworks,
+        snapshots,
+        sample_rate,
+        flush_interval,
+        enabled,
+        path,
+        output,
+        config_path=config_path,
+        resources=resources,
+        signals=signals,
+        spans=spans,
+        set_global=set_global,
+        trace_max_spans=trace_max_spans,
+        run_id=run_id,
+        start_iteration=start_iteration,
     )
 
 
@@ -379,12 +482,7 @@ def flush(timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
     Never raises.
     """
     rec = recorder._current  # noqa: SLF001
-    try:
-        return True if rec is None else rec.flush(timeout)
-    except Exception as error:  # noqa: BLE001 - see _guard
-        if rec is not None:
-            rec.guard.swallow("flush", error)
-        return False
+    return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), False)
 
 
 def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
@@ -395,22 +493,24 @@ def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
     raises.
     """
     running = _running()
+    if running is not None:
+        return running.shutdown(timeout)
     rec = recorder._current  # noqa: SLF001
+    if rec is None:
+        return True
+    return _safely(rec, "shutdown", lambda: _end_child(rec, timeout), False)
+
+
+def _end_child(rec: Recorder, timeout: float) -> bool:
+    """End a recording that the parent's carrier started; no profiler owns it."""
+    children.close_way()
+    recorder.early_marks.wanted = False
     try:
-        if running is not None:
-            return running.shutdown(timeout)
-        if rec is not None:  # a child's, started from its parent's carrier
-            done = rec.shutdown(timeout)
-            if rec.undo is not None:
-                rec.undo()
-            recorder.early_marks.wanted = False  # the carrier does not start it again
-            recorder.install(None)
-            return done
-    except Exception as error:  # noqa: BLE001 - see _guard
-        if rec is not None:
-            rec.guard.swallow("shutdown", error)
-        return False
-    return True
+        return rec.shutdown(timeout)
+    finally:
+        recorder.install(None)
+        if rec.undo is not None:
+            rec.undo()
 
 
 def health() -> dict[str, Any]:
@@ -418,84 +518,82 @@ def health() -> dict[str, Any]:
 
     The same keys whether anything is recorded or not. Never raises, takes a directory listing.
     """
-    return _health(_running())
+    running = _running()
+    if running is not None:
+        return running.health()
+    return reports.health_of(recorder._current, [], {})  # noqa: SLF001
 
 
-_IDLE_HEALTH: dict[str, Any] = {
-    "scope_drop_count": 0, "mark_drop_count": 0, "spool_drop_count": 0,
-    "swallowed_error_count": 0, "swallowed_errors": {}, "losses": {}, "spool_dir": None,
-    "spool_bytes": 0, "flush_mode": "stopped", "flush_restart_count": 0, "flush_latency_ns": 0,
-    "producer_assists": 0, "queued_rows": 0, "pending_device_values": 0, "disk_refuses": False,
-    "scope_depth": -1, "open_scopes": 0, "provider": None, "run_id": None, "attempt": None,
-}  # fmt: skip
-
-
-def _health(profiler: Profiler | None) -> dict[str, Any]:
-    rec = recorder._current if profiler is None else profiler._rec  # noqa: SLF001
-    answer = {"enabled": False, **_IDLE_HEALTH}
-    try:
-        if rec is not None:
-            answer.update(rec.health())
-            answer["enabled"] = rec.active
-    except Exception as error:  # noqa: BLE001 - a health report never fails
-        answer["health_error"] = repr(error)
-    answer["snapshots"] = "not installed"
-    installed = [] if profiler is None else profiler.installed_hooks
-    answer["installed_hooks"] = installed
-    answer["frameworks_installed"] = installed
-    answer["platform_context"] = {} if profiler is None else profiler.platform_context
-    answer["transport"] = None if rec is None else "file_only"
-    answer["otel"] = (
-        "disabled by OTEL_SDK_DISABLED"
-        if os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-        else "enabled"
-    )
-    return answer
-
-
+@overload
 def trace(
-    format: str = "tree",  # noqa: A002 - the public name
+    format: Literal["tree"] = "tree",
     name: str | None = None,
     last: int | None = None,
     file: IO[str] | None = None,
-) -> Any:  # noqa: ANN401 - depends on the format
+) -> None: ...
+
+
+@overload
+def trace(
+    format: Literal["dict"],
+    name: str | None = None,
+    last: int | None = None,
+    file: IO[str] | None = None,
+) -> dict[str, Any]: ...
+
+
+@overload
+def trace(
+    format: Literal["json"],
+    name: str | None = None,
+    last: int | None = None,
+    file: IO[str] | None = None,
+) -> str: ...
+
+
+def trace(
+    format: str = "tree",
+    name: str | None = None,
+    last: int | None = None,
+    file: IO[str] | None = None,
+) -> dict[str, Any] | str | None:
     """Show the tree recorded so far, with what is still open.
 
     ``"tree"`` prints it to ``file`` (default stdout) and returns None; ``"dict"`` and ``"json"``
     return it. ``name`` keeps the spans of that name and what is under them, ``last`` the newest
     closed ones. Flushes first, then reads the spool: takes as long as that. Raises ``ValueError``
-    for another format; for anything else it says what is wrong and returns None.
+    for another format; for anything else it says what is wrong and shows or returns an empty tree.
     """
-    return _trace(_running(), format, name, last, file)
+    return _trace(format, name, last, file)
 
 
 def _trace(
-    profiler: Profiler | None,
-    form: str,
-    name: str | None,
-    last: int | None,
-    file: IO[str] | None,
-) -> Any:  # noqa: ANN401
-    if form not in ("tree", "dict", "json"):
-        raise ConfigurationError(f"trace(format={form!r}): choose 'tree', 'dict' or 'json'")
-    rec = recorder._current if profiler is None else profiler._rec  # noqa: SLF001
-    if rec is None or rec.session is None:
-        if form == "tree":
-            print("nothing is recorded: call ci.profile() first", file=file or sys.stdout)
-            return None
-        nothing: dict[str, Any] = {"roots": [], "span_count": 0}
-        return nothing if form == "dict" else msgspec.json.encode(nothing).decode()
-    rec.flush()
-    found = sessions.load(
-        rec.spool, session=rec.session.id, max_spans=rec.settings.trace_buffer_max_spans
+    form: str, name: str | None, last: int | None, file: IO[str] | None
+) -> dict[str, Any] | str | None:
+    running = _running()
+    rec = recorder._current if running is None else running._rec  # noqa: SLF001
+    return _tree(rec, form, name, last, file)
+
+
+def _tree(
+    rec: Recorder | None, form: str, name: str | None, last: int | None, file: IO[str] | None
+) -> dict[str, Any] | str | None:
+    reports.check_format(form)
+    return _safely(
+        rec,
+        "trace",
+        lambda: reports.tree_of(rec, form, name, last, file),
+        reports.nothing(form),
     )
-    roots = nodes.select([one.root for one in found], name=name, last=last)
-    if form == "tree":
-        options = notes.Options(
-            now_ns=rec.clock.now(), titles={rec.session.id: f"run {rec.run_id}"}
-        )
-        for line in text.plain(roots, options):
-            print(line, file=file or sys.stdout)
-        return None
-    answer = nodes.to_dict(roots)
-    return answer if form == "dict" else msgspec.json.encode(answer).decode()
+
+
+def _safely(rec: Recorder | None, place: str, call: Callable[[], _T], instead: _T) -> _T:
+    """What ``call`` returns, or ``instead`` where it raises: see _guard."""
+    try:
+        return call()
+    except Exception as error:  # noqa: BLE001 - see _guard
+        if rec is None:
+            logger.warning("cirron-otel: %s failed: %r", place, error)
+        else:
+            rec.guard.swallow(place, error)
+        return instead

@@ -104,6 +104,11 @@ def _ratio(text: str) -> float:
     return 1.0
 
 
+def sdk_disabled() -> bool:
+    """Whether ``OTEL_SDK_DISABLED`` switches OpenTelemetry off; any text but ``true`` does not."""
+    return os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+
+
 class OwnSpans:
     """How the recorder makes scopes with our own provider."""
 
@@ -120,7 +125,7 @@ class OwnSpans:
         self.loop_class: type[BaseScope] = LoopSpan
         self.processors: tuple[SpanProcessor, ...] = ()
         #: By ``OTEL_SDK_DISABLED``: the spool goes on, nobody else sees a span.
-        self.disabled = os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
+        self.disabled = sdk_disabled()
         known = otel_trace.get_tracer_provider()
         # The global provider cannot be replaced; one of ours from an earlier recording goes on.
         self.provider = known if isinstance(known, ScopeTracerProvider) else ScopeTracerProvider()

@@ -145,6 +145,19 @@ class ScopeCore:
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("scope.exit", error)
 
+    def around(
+        self, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:  # noqa: ANN401 - what the call returns
+        """The call in this scope; its exceptions are recorded and fly on."""
+        self.enter()
+        try:
+            result = call(*args, **kwargs)
+        except BaseException as error:
+            self.exit(type(error), error, error.__traceback__)
+            raise
+        self.exit(None, None, None)
+        return result
+
     def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:
         """Open under the current scope, if that can be done the short way; says whether it was.
 

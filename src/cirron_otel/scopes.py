@@ -8,8 +8,10 @@ to record at its first scope or mark, from the carrier in its environment.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from opentelemetry import trace as otel_trace
 
 from cirron_otel import children, recorder
 from cirron_otel.core import record_number
@@ -19,12 +21,16 @@ from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.loops import EVALUATION, TRAIN, Loops
 from cirron_otel.provider import OwnSpans
 from cirron_otel.scope_base import BaseScope
+from cirron_otel.scope_handle import ScopeHandle
 from cirron_otel.spans import ScopeSpan
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from opentelemetry.util.types import Attributes
+
 _T = TypeVar("_T")
+_F = TypeVar("_F", bound=Callable[..., Any])
 _MISSING: Any = object()
 _INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 
@@ -40,9 +46,9 @@ class _Decorates:
     index: int | None
     attrs: dict[str, Any]
 
-    def __call__(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, fn: _F) -> _F:
         """Wrap ``fn`` (function, coroutine function, generator, async generator)."""
-        return decorated(fn, lambda: scope(self.name, self.index, **self.attrs))
+        return decorated(fn, lambda: _make(self.name, self.index, {**self.attrs}))
 
 
 class Scope(_Decorates, ScopeSpan):
@@ -104,7 +110,11 @@ class Joined(_Decorates, JoinedScope):
 
 
 class IdleScope(_Decorates):
-    """A scope while nothing is recorded: a context manager that does nothing."""
+    """A scope while nothing is recorded: every method is there and does nothing.
+
+    Inside a region that ``torch.compile`` compiles it stands for every scope, so its methods must
+    stay as plain as they are.
+    """
 
     __slots__ = ("attrs", "index", "name")
 
@@ -116,14 +126,14 @@ class IdleScope(_Decorates):
         self.index = index
         self.attrs = attrs
 
-    def __enter__(self) -> IdleScope:  # noqa: PYI034 - never subclassed
+    def __enter__(self) -> Self:
         """Do nothing."""
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Do nothing."""
 
-    async def __aenter__(self) -> IdleScope:  # noqa: PYI034 - never subclassed
+    async def __aenter__(self) -> Self:
         """Do nothing."""
         return self
 
@@ -133,11 +143,57 @@ class IdleScope(_Decorates):
     def set_attribute(self, key: str, value: object) -> None:
         """Do nothing."""
 
-    def set_attributes(self, attributes: dict[str, object]) -> None:
+    def set_attributes(self, attributes: Mapping[str, object]) -> None:
         """Do nothing."""
 
+    def add_event(
+        self, name: str, attributes: Attributes = None, timestamp: int | None = None
+    ) -> None:
+        """Do nothing."""
 
-def scope(name: Any = _MISSING, /, index: int | None = None, **attrs: Any) -> Any:  # noqa: ANN401
+    def add_link(self, context: otel_trace.SpanContext, attributes: Attributes = None) -> None:
+        """Do nothing."""
+
+    def update_name(self, name: str) -> None:
+        """Do nothing."""
+
+    def set_status(
+        self,
+        status: otel_trace.Status | otel_trace.StatusCode,
+        description: str | None = None,
+    ) -> None:
+        """Do nothing."""
+
+    def record_exception(
+        self,
+        exception: BaseException,
+        attributes: Attributes = None,
+        timestamp: int | None = None,
+        escaped: bool = False,  # noqa: FBT001, FBT002 - OTel's signature
+    ) -> None:
+        """Do nothing."""
+
+    def end(self, end_time: int | None = None) -> None:
+        """Do nothing."""
+
+    def is_recording(self) -> bool:
+        """No."""
+        return False
+
+    def get_span_context(self) -> otel_trace.SpanContext:
+        """The invalid one."""
+        return otel_trace.INVALID_SPAN_CONTEXT
+
+
+otel_trace.Span.register(IdleScope)
+
+
+def scope(
+    name: Any = _MISSING,  # noqa: ANN401 - what is no string becomes one
+    /,
+    index: int | None = None,
+    **attrs: Any,
+) -> ScopeHandle:
     """A named span of time: ``with ci.scope("x", index=3, lr=0.1) as s: ...``.
 
     Also a decorator, for sync and async functions and generators, and an async context manager.
@@ -153,12 +209,18 @@ def scope(name: Any = _MISSING, /, index: int | None = None, **attrs: Any) -> An
         name = attrs.pop("name", "")
     if type(name) is not str:
         name = _text(name)
+    return _make(name, index, attrs)
+
+
+def _make(name: str, index: int | None, attrs: dict[str, Any]) -> ScopeHandle:
+    """The scope of one ``with`` block or call; ``attrs`` becomes its own."""
     rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None:
         return IdleScope(name, index, attrs)
     if index is not None and (type(index) is not int or not _INT_MIN <= index <= _INT_MAX):
         index, attrs = _checked_index(rec, name, index, attrs)
-    return rec.spans.scope_class(rec, name, index, attrs)
+    # One of the classes above (see adopt); a cast would be a call.
+    return rec.spans.scope_class(rec, name, index, attrs)  # type: ignore[return-value]
 
 
 def _text(name: object) -> str:

@@ -69,8 +69,8 @@ class HookSet:
 
     @property
     def names(self) -> list[str]:
-        """The frameworks whose hooks are in place or will be on import."""
-        return list(self.wanted)
+        """The frameworks whose hooks are in place now."""
+        return list(self._active)
 
     def install(self, rec: Recorder) -> None:
         """Put the hooks in place, each as soon as its framework is there."""
@@ -92,8 +92,15 @@ class HookSet:
             hook: Hook = importlib.import_module(HOOKS[name]).make(rec)
             hook.instrument()
             self._active[name] = hook
+            self._tell_session(rec)
         except Exception as error:  # noqa: BLE001 - see _guard
             rec.guard.swallow(f"hooks.{name}", error)
+
+    def _tell_session(self, rec: Recorder) -> None:
+        """Name on the session the frameworks that are hooked; a session that has ended stays."""
+        session = rec.session
+        if session is not None and session.is_open:
+            session.attrs = {**session.attrs, "framework": ",".join(self._active)}
 
     def uninstall(self) -> None:
         """Take the hooks away again, last first."""

@@ -63,6 +63,13 @@ class Phases:
     ) -> Any:  # noqa: ANN401 - what the call returns
         """``call(*args, **kwargs)`` in a scope; its exceptions are recorded and fly on."""
         rec, timer = self.rec, self.timer
+        spans: Any = rec.spans
+        kind = spans.scope_class
+        if timer is None and spans.lean and kind is not spans.timed_class:
+            own = attrs.copy()
+            quick = kind(rec, name, None, own)
+            quick.clean = own
+            return quick.around(call, args, kwargs)
         begun = None
         scope: BaseScope | None = None
         try:
