@@ -408,7 +408,18 @@ new_context(Scope *self, PyObject *context)
 static int
 attach(PyObject *context)
 {
+#if PY_VERSION_HEX < 0x030C0000
+    /* Up to 3.11 the collector may run inside the setting, and a finalizer that sets a variable, too,
+       would take away the values that are being copied: hold them. */
+    PyObject *held = PyContext_CopyCurrent();
+    if (held == NULL) {
+        return -1;
+    }
+#endif
     PyObject *token = PyContextVar_Set(C.variable, context);
+#if PY_VERSION_HEX < 0x030C0000
+    Py_DECREF(held);
+#endif
     Py_XDECREF(token);
     return token == NULL ? -1 : 0;
 }
@@ -560,12 +571,27 @@ row_attrs(Scope *self)
     return PyDict_Copy(attrs);
 }
 
-/* Whether all is there that a row is made of: a user may have deleted an attribute. */
+/* Whether a row's field of 64 bits can hold it. */
+static int
+is_number(PyObject *value)
+{
+    int overflow;
+    if (!PyLong_CheckExact(value)) {
+        return 0;
+    }
+    (void)PyLong_AsLongLongAndOverflow(value, &overflow);
+    return !overflow;
+}
+
+/* Whether all is there that a row is made of: a user may have set or deleted an attribute. */
 static int
 is_whole(Scope *self)
 {
-    return self->id != NULL && self->name != NULL && self->index != NULL
-        && self->iteration != NULL && self->otel != NULL;
+    return self->id != NULL && self->name != NULL && PyUnicode_CheckExact(self->name)
+        && self->index != NULL && (self->index == Py_None || is_number(self->index))
+        && self->iteration != NULL
+        && (self->iteration == C.unset || is_number(self->iteration))
+        && self->otel != NULL;
 }
 
 static PyObject *
@@ -984,7 +1010,8 @@ record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t cou
     Scope *scope = (Scope *)found;
     if (found == NULL || !PyObject_TypeCheck(found, &ScopeType) || scope->state != OPEN
         || scope->rec != args[0] || scope->marks == NULL || scope->id == NULL
-        || scope->iteration == NULL) {
+        || scope->iteration == NULL || !PyUnicode_CheckExact(scope->id)
+        || !(scope->iteration == C.unset || is_number(scope->iteration))) {
         Py_XDECREF(context);
         if (PyErr_Occurred()) {
             return NULL;

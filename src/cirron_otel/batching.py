@@ -229,6 +229,21 @@ class Batcher:
             if self._rows or extra:
                 self._seal(extra)
 
+    @property
+    def is_large(self) -> bool:
+        """Whether what waits will not fit one batch."""
+        return bool(self.sealed) or self.queued > SEAL_ROWS // 4
+
+    def announce(self, open_rows: list[SpanRecord]) -> None:
+        """Seal a batch of open rows alone, to be written before all others."""
+        chunk = self._encoded_list(open_rows)
+        with self._lock:
+            building = self._chunks, self._size, self._rows
+            self._reset()
+            self._seal({"open": chunk})
+            self.sealed.rotate(1)
+            self._chunks, self._size, self._rows = building
+
     def _encoded_list(self, rows: list[SpanRecord]) -> bytes:
         chunk = _encoded(rows)
         if chunk is None:

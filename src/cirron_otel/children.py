@@ -49,8 +49,11 @@ def carrier(rec: recorder.Recorder, parent: BaseScope) -> str:
 
 def start_from_carrier() -> recorder.Recorder | None:
     """Start this process's recorder from the carrier, once; None if there is none for it."""
+    if not _Way.open:
+        return None
     text = os.environ.get(semconv.CARRIER_VARIABLE)
-    if not text or not _Way.open:
+    if not text:
+        close_way()  # a process finds its carrier when it starts, or never
         return None
     try:
         found: dict[str, Any] = msgspec.json.decode(text)

@@ -11,6 +11,7 @@ public :func:`contextvars.copy_context`, where it went. With another runtime
 from __future__ import annotations
 
 import contextvars
+import sys
 from collections.abc import Callable
 
 from opentelemetry import context as otel_context
@@ -50,9 +51,26 @@ def _with_default() -> contextvars.ContextVar[Context] | None:
     return variable
 
 
+def _safe_set(variable: contextvars.ContextVar[Context]) -> Callable[[Context], object]:
+    """The variable's ``set``; up to Python 3.11 with the present values held meanwhile.
+
+    There the garbage collector may run inside the setting, and a finalizer that sets a variable,
+    too (a loop's generator, say), would take away the values that are being copied: a crash.
+    """
+    if sys.version_info >= (3, 12):
+        return variable.set
+
+    def attach(context: Context) -> None:
+        held = contextvars.copy_context()
+        variable.set(context)
+        del held
+
+    return attach
+
+
 #: The variable that holds the context; None where it lies elsewhere.
 VARIABLE = _with_default()
 get_current: Callable[[], Context] = otel_context.get_current
 attach_context: Callable[[Context], object] = otel_context.attach
 if VARIABLE is not None:
-    get_current, attach_context = VARIABLE.get, VARIABLE.set
+    get_current, attach_context = VARIABLE.get, _safe_set(VARIABLE)

@@ -129,7 +129,8 @@ def _record(  # noqa: PLR0913 - what a mark is
         attributes(attrs)[0] if attrs else NO_ATTRS,
         ts_ns,
         _checked_kind(rec, kind),
-        scope.iteration if scope is not None else UNSET,
+        # A user may have set something else.
+        scope.iteration if scope is not None and type(scope.iteration) is int else UNSET,
         UNSET if plain.nonfinite is None else plain.nonfinite,
     )
     if scope is not None:

@@ -7,29 +7,24 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
-from opentelemetry import trace as otel_trace
-from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
-from opentelemetry.trace import Link
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
 from cirron_otel import children, recorder, reports, scopes
-from cirron_otel._guard import Guard, logger
-from cirron_otel.hooks import HookSet
-from cirron_otel.lifecycle import Lifecycle
-from cirron_otel.provider import sdk_disabled
+from cirron_otel._guard import logger
 from cirron_otel.settings import NOT_GIVEN, Settings, resolve
-from cirron_otel.version import VERSION
+from cirron_otel.starting import start
 from cirron_otel.watching import watched
 
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from opentelemetry import trace as otel_trace
+
+    from cirron_otel.hooks import HookSet
+    from cirron_otel.lifecycle import Lifecycle
     from cirron_otel.recorder import Recorder
     from cirron_otel.scope_handle import ScopeHandle
 
 _T = TypeVar("_T")
 _lock = threading.RLock()
-_FAILED_START_WAIT_S = 1.0
 
 
 class Profiler:
@@ -82,7 +77,11 @@ class Profiler:
     def flush(self, timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
         """Write everything recorded so far to the spool; see :func:`flush`."""
         rec = self._rec
-        return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), False)
+        return (
+            True
+            if rec is None
+            else _safely(rec, "flush", lambda: rec.flush(timeout), instead=False)
+        )
 
     def health(self) -> dict[str, Any]:
         """Counts and states; see :func:`health`."""
@@ -114,7 +113,7 @@ class Profiler:
     ) -> str: ...
     def trace(
         self,
-        format: str = "tree",
+        format: str = "tree",  # noqa: A002 - the public name
         name: str | None = None,
         last: int | None = None,
         file: IO[str] | None = None,
@@ -132,7 +131,7 @@ class Profiler:
                 return True
             if not rec.active:
                 return True
-            return _safely(rec, "shutdown", lambda: self._end(rec, timeout), False)
+            return _safely(rec, "shutdown", lambda: self._end(rec, timeout), instead=False)
 
     def _end(self, rec: Recorder, timeout: float) -> bool:
         """Every step, whatever becomes of the one before it."""
@@ -234,7 +233,7 @@ class Cirron:
                 self._profiler = Profiler(self, settings, None, None, None)
                 _set_default(self)
                 return self._profiler
-            self._profiler = _start(self, settings)
+            self._profiler = Profiler(self, settings, *start(settings))
             _set_default(self)
             return self._profiler
 
@@ -280,7 +279,7 @@ class Cirron:
     ) -> str: ...
     def trace(
         self,
-        format: str = "tree",
+        format: str = "tree",  # noqa: A002 - the public name
         name: str | None = None,
         last: int | None = None,
         file: IO[str] | None = None,
@@ -314,95 +313,6 @@ def _set_default(owner: Cirron) -> None:
 def _running() -> Profiler | None:
     owner = _Default.owner
     return None if owner is None else owner._profiler  # noqa: SLF001
-
-
-def _start(owner: Cirron, settings: Settings) -> Profiler:
-    """Everything ``profile()`` does once its settings are known to be good."""
-    guard = Guard()
-    disabled = sdk_disabled()
-    provider = None if disabled else _application_provider()
-    hooks = HookSet.choose(settings.frameworks)  # may raise, before there is any effect
-    lifecycle: Lifecycle | None = None
-    rec: Recorder | None = None
-    try:
-        rec = scopes.adopt(
-            recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
-        )
-        recorder.install(rec)
-        recorder.early_marks.wanted = True
-        recorder.early_marks.hand_over(rec)
-        rec.start_session(_session_attributes(rec), _inherited_links())
-        lifecycle = Lifecycle(rec)
-        lifecycle.install()
-        hooks.install(rec)
-        if settings.set_global and provider is None and not disabled:
-            otel_trace.set_tracer_provider(rec.spans.provider)
-    except Exception as error:  # noqa: BLE001 - see _guard
-        _undo_start(guard, hooks, rec, lifecycle)
-        logger.warning("cirron-otel: could not start, nothing is recorded: %r", error)
-        guard.swallow("profile", error)
-        return Profiler(owner, settings, None, None, None)
-    return Profiler(owner, settings, rec, hooks, lifecycle)
-
-
-def _undo_start(
-    guard: Guard, hooks: HookSet, rec: Recorder | None, lifecycle: Lifecycle | None
-) -> None:
-    """Leave nothing of a start that failed: no hook, no patch, no thread, no open session."""
-    recorder.install(None)
-    steps: list[Callable[[], object]] = [hooks.uninstall]
-    if rec is not None:
-        failed = rec
-        steps.append(lambda: failed.shutdown(_FAILED_START_WAIT_S))
-    if lifecycle is not None:
-        steps.append(lifecycle.uninstall)
-    for step in steps:
-        try:
-            step()
-        except Exception as error:  # noqa: BLE001 - the next step is needed all the same
-            guard.swallowed["profile"] += 1
-            logger.warning("cirron-otel: could not undo a failed start: %r", error)
-
-
-def _application_provider() -> SdkTracerProvider | None:
-    provider = otel_trace.get_tracer_provider()
-    if isinstance(provider, SdkTracerProvider):
-        return provider
-    if not isinstance(provider, otel_trace.ProxyTracerProvider):
-        logger.info(
-            "cirron-otel: the process has a tracer provider of another kind (%s); "
-            "recording with a private one beside it",
-            type(provider).__name__,
-        )
-    return None
-
-
-def _session_attributes(rec: Recorder) -> dict[str, Any]:
-    settings = rec.settings
-    attrs: dict[str, Any] = {"pid": rec.pid, "rank": rec.rank, "cirron.run_id": rec.run_id}
-    if settings.world_size > 1:
-        attrs["world_size"] = settings.world_size
-    for name in ("pipeline_id", "deployment_id", "workspace_id"):
-        value = getattr(settings, name)
-        if value is not None:
-            attrs[f"cirron.{name}"] = value
-    return attrs
-
-
-def _inherited_links() -> list[Link]:
-    """What the session came from: the current span, or ``TRACEPARENT`` of the environment."""
-    span = otel_trace.get_current_span()
-    current = span.get_span_context()
-    # A span that has ended (of a session that another thread shut down) stays in this context.
-    if not current.is_valid or getattr(span, "end_time", None) is not None:
-        carrier = {
-            key.lower(): os.environ[key]
-            for key in ("TRACEPARENT", "TRACESTATE")
-            if key in os.environ
-        }
-        context = TraceContextTextMapPropagator().extract(carrier)
-        current = otel_trace.get_current_span(context).get_span_context()
-    return [Link(current)] if current.is_valid else []
 
 
 # --- the module's functions ---------------------------------------------------------------------
@@ -482,7 +392,7 @@ def flush(timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
     Never raises.
     """
     rec = recorder._current  # noqa: SLF001
-    return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), False)
+    return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), instead=False)
 
 
 def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
@@ -498,7 +408,7 @@ def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
     rec = recorder._current  # noqa: SLF001
     if rec is None:
         return True
-    return _safely(rec, "shutdown", lambda: _end_child(rec, timeout), False)
+    return _safely(rec, "shutdown", lambda: _end_child(rec, timeout), instead=False)
 
 
 def _end_child(rec: Recorder, timeout: float) -> bool:
@@ -552,7 +462,7 @@ def trace(
 
 
 def trace(
-    format: str = "tree",
+    format: str = "tree",  # noqa: A002 - the public name
     name: str | None = None,
     last: int | None = None,
     file: IO[str] | None = None,
@@ -583,11 +493,11 @@ def _tree(
         rec,
         "trace",
         lambda: reports.tree_of(rec, form, name, last, file),
-        reports.nothing(form),
+        instead=reports.nothing(form),
     )
 
 
-def _safely(rec: Recorder | None, place: str, call: Callable[[], _T], instead: _T) -> _T:
+def _safely(rec: Recorder | None, place: str, call: Callable[[], _T], *, instead: _T) -> _T:
     """What ``call`` returns, or ``instead`` where it raises: see _guard."""
     try:
         return call()

@@ -205,6 +205,9 @@ class Recorder(RecorderCore):
 
     def mark(self, name: object, value: object, kind: object, attrs: dict[str, Any]) -> None:
         """Record a mark on the current scope, whatever its value is."""
+        if self.session is not None and not self.active:  # after the last flush nobody writes it
+            early_marks.keep(name, value, kind, attrs)
+            return
         marks.record_mark(self, name, value, kind, attrs)
 
     def overhead_mark(self, scope: BaseScope, now: int) -> None:
@@ -316,8 +319,7 @@ class Recorder(RecorderCore):
                 )  # fmt: skip
             except Exception as failure:  # noqa: BLE001 - the others must still be closed
                 self.guard.swallow("close_open_scopes", failure)
-        if self.session is not None and not self.is_child:
-            windows.close_windows(self)
+        windows.close_windows(self)
 
     def finalize(self, timeout: float = 0.5) -> None:
         """The process ends now, without a proper shutdown: close, write, release; bounded."""

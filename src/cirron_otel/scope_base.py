@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
 
 _MAX_STACK_TEXT = 16 * 1024
+_INT_MIN, _INT_MAX = -(2**63), 2**63 - 1
 
 
 class Trace(TraceCore):
@@ -533,11 +534,13 @@ class BaseScope(ScopeCore):
         extra, marks = self.extra, self.marks
         attrs, cut = attributes(self.attrs) if self.attrs else (NO_ATTRS, [])
         count = len(marks) + self.more_marks if marks and self.more_marks else UNSET
+        # What a user has set in these three must not make a batch that nobody can read.
+        name, iteration = self.name, _whole_number(self.iteration)
         return SpanRecord(
             self.id,
-            self.name,
+            name if type(name) is str else str(attribute_value(name)),
             self.above.id if self.above is not None else None,
-            self.index,
+            _whole_number(self.index),
             self.start_ns,
             end_ns,
             extra.cpu_ns if extra is not None else None,
@@ -549,7 +552,7 @@ class BaseScope(ScopeCore):
             attrs,
             tuple(marks) if marks else (),
             count,
-            self.iteration,
+            UNSET if iteration is None else iteration,
             cut or UNSET,
             self.otel if extra is None else self._otel(extra),
         )
@@ -649,6 +652,17 @@ def current_scope(rec: Recorder, context: Context) -> BaseScope | None:
     session = rec.session
     open_states = (OPEN, INHERITED)
     return session if session is not None and session._state in open_states else None  # noqa: SLF001
+
+
+def _whole_number(value: object) -> int | None:
+    """``value`` where a 64-bit field can hold it, else None."""
+    if type(value) is int and _INT_MIN <= value <= _INT_MAX:
+        return value
+    try:
+        number = int(value.__index__())  # type: ignore[attr-defined]
+    except Exception:  # noqa: BLE001 - whatever the user's object raises
+        return None
+    return number if _INT_MIN <= number <= _INT_MAX else None
 
 
 def _message(exc: BaseException) -> str:

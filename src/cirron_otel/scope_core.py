@@ -34,6 +34,11 @@ NO_ATTRS: dict[str, Any] = {}
 ESTIMATED: dict[str, Any] = {semconv.ESTIMATED: True}
 
 
+def _is_number(value: object) -> bool:
+    """Whether a row's field of 64 bits can hold it; a user may have set something else."""
+    return type(value) is int and _INT_MIN <= value <= _INT_MAX
+
+
 class RecorderCore:
     """What a scope reads of its recorder."""
 
@@ -251,7 +256,13 @@ class ScopeCore:
         above.ops += 1
         append = rec.append_span
         attrs, marks = self.attrs, self.marks
-        if (attrs and attrs is not self.clean) or self.more_marks:
+        if (
+            (attrs and attrs is not self.clean)
+            or self.more_marks
+            or type(self.name) is not str
+            or not (self.index is None or _is_number(self.index))
+            or not (self.iteration is UNSET or _is_number(self.iteration))
+        ):
             append(self.row(end))  # type: ignore[attr-defined] # BaseScope's
         else:
             append(
@@ -280,6 +291,7 @@ def record_number(rec: RecorderCore, name: object, value: object) -> bool:
         or scope._rec is not rec  # noqa: SLF001 - a scope's own kind
         or type(name) is not str
         or len(name) > _MAX_NAME
+        or not (scope.iteration is UNSET or _is_number(scope.iteration))
     ):
         return False
     if type(value) is float:

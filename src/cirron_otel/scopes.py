@@ -48,7 +48,9 @@ class _Decorates:
 
     def __call__(self, fn: _F) -> _F:
         """Wrap ``fn`` (function, coroutine function, generator, async generator)."""
-        return decorated(fn, lambda: _make(self.name, self.index, {**self.attrs}))
+        # Through scope() itself, which vanishes from compiled code. An index that could not be used
+        # stands among the attributes: as the index again it is judged as it was the first time.
+        return decorated(fn, lambda: scope(self.name, **{"index": self.index, **self.attrs}))
 
 
 class Scope(_Decorates, ScopeSpan):
@@ -209,11 +211,6 @@ def scope(
         name = attrs.pop("name", "")
     if type(name) is not str:
         name = _text(name)
-    return _make(name, index, attrs)
-
-
-def _make(name: str, index: int | None, attrs: dict[str, Any]) -> ScopeHandle:
-    """The scope of one ``with`` block or call; ``attrs`` becomes its own."""
     rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None:
         return IdleScope(name, index, attrs)

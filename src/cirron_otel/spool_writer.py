@@ -99,6 +99,10 @@ class SpoolWriter:
         self.batcher.envelope = envelope(resource, scope, writer)
 
     def _recover(self) -> None:
+        """Once per session: close what dead processes left open."""
+        if not self._rec.recovers or not self._keeps_files:
+            return
+        self._rec.recovers = False
         try:
             recover(self.spool, sdk_version=self._rec.sdk_version)
         except Exception as error:  # noqa: BLE001 - an old run's trouble is not this run's
@@ -128,11 +132,8 @@ class SpoolWriter:
     def _flush(self) -> None:
         """One flush; on the flush thread, or where there is none on the caller's."""
         rec = self._rec
-        if not self._prepared:
-            self.prepare()
-        if rec.recovers and self._keeps_files:
-            rec.recovers = False
-            self._recover()
+        self.prepare()
+        self._recover()
         rec.clock.resync()
         last = rec.say_last_words()
         self.resolve(wait_s=0.0)
@@ -143,11 +144,16 @@ class SpoolWriter:
             self._write()
         if self.batcher.disk_refuses:
             return
-        self._encode()
         open_rows: list[SpanRecord] | None = None
         names = tuple(scope.id for scope in scopes)
         if names != self._announced:
             open_rows = [row for scope in scopes if (row := _open_row(scope)) is not None]
+        if open_rows is not None and self.batcher.is_large:
+            # Several batches will be written: the parents are announced before their children.
+            self.batcher.announce(open_rows)
+            if self._write():
+                self._announced, open_rows = names, None
+        self._encode()
         self.batcher.seal(open_rows)
         if self._write():
             self._announced = names
@@ -227,5 +233,5 @@ class SpoolWriter:
 def _open_row(scope: BaseScope) -> SpanRecord | None:
     try:
         return scope.row()
-    except (AttributeError, RuntimeError):
+    except Exception:  # noqa: BLE001 - whatever a user has put into it
         return None  # it is being opened or changed at this moment; the next flush has it

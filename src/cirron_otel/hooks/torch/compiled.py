@@ -46,7 +46,7 @@ def _tell(guard: Guard) -> None:
         guard.swallow("torch.compile", error)
 
 
-def _scope(name: Any = "", index: Any = None, **attrs: Any) -> scopes.IdleScope:  # noqa: ANN401, ARG001
+def _scope(name: Any = "", /, index: Any = None, **attrs: Any) -> scopes.IdleScope:  # noqa: ANN401, ARG001
     return scopes.IdleScope("", None, {})
 
 
