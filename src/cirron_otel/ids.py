@@ -1,4 +1,4 @@
-"""Ids from our own entropy, and the way between spool ids and OpenTelemetry ids.
+"""Ids from our own entropy, and how a spool id is made of the ids of OpenTelemetry.
 
 ``random.seed()`` in the user's program never changes an id, and we never consume the user's
 random streams. Ids are made as hex text, 64 at a time, because text is what the spool wants; the
@@ -44,8 +44,3 @@ def mark_ids(count: int = 64) -> list[str]:
 def spool_id(span_id: int, trace_id: int) -> str:
     """The spool id of an OTel span."""
     return f"{span_id:016x}{trace_id & 0xFFFFFFFFFFFFFFFF:016x}"
-
-
-def otel_ids(spool: str, trace_high: str) -> tuple[int, int]:
-    """``(span_id, trace_id)`` of a spool id, given the high half of its trace id (16 hex)."""
-    return int(spool[:16], 16), int(trace_high + spool[16:], 16)

@@ -18,11 +18,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from cirron_otel import ids, semconv
 from cirron_otel.batch import SpanOtel, SpanRecord
+from cirron_otel.scope_base import event_row, link_row
 from cirron_otel.values import attributes
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-    from opentelemetry.sdk.trace import Span, TracerProvider
+    from opentelemetry.sdk.trace import TracerProvider
 
     from cirron_otel.recorder import Recorder
 
@@ -45,12 +45,6 @@ class SpoolSpanProcessor(SpanProcessor):
         provider.add_span_processor(made)
         setattr(provider, _ATTRIBUTE, made)
         return made
-
-    def on_start(self, span: Span, parent_context: Context | None = None) -> None:
-        """Nothing: a span is written when it ends."""
-
-    def _on_ending(self, span: Span) -> None:
-        """Nothing: the span is already immutable here in this SDK."""
 
     def on_end(self, span: ReadableSpan) -> None:
         """Write a span that is not one of our scopes, if all spans are wanted."""
@@ -102,26 +96,8 @@ def foreign_row(rec: Recorder, span: ReadableSpan) -> SpanRecord:
             kind=UNSET if span.kind is SpanKind.INTERNAL else span.kind.name.lower(),
             status=UNSET if status is StatusCode.UNSET else status.name.lower(),
             status_message=span.status.description or UNSET,
-            events=[event_row(event) for event in span.events] or UNSET,
+            events=[event_row(e.name, e.timestamp, e.attributes) for e in span.events] or UNSET,
             links=[link_row(link) for link in span.links] or UNSET,
             scope={"name": scope.name, "version": scope.version} if scope is not None else UNSET,
         ),
     )
-
-
-def event_row(event: Any) -> dict[str, Any]:  # noqa: ANN401 - an SDK event
-    """A span event as ``otel.events[]`` holds it."""
-    return {
-        "name": event.name,
-        "ts_ns": event.timestamp,
-        "attrs": attributes(event.attributes or {})[0],
-    }
-
-
-def link_row(link: Any) -> dict[str, Any]:  # noqa: ANN401 - an SDK link
-    """A link as ``otel.links[]`` holds it."""
-    return {
-        "trace_id": f"{link.context.trace_id:032x}",
-        "span_id": f"{link.context.span_id:016x}",
-        "attrs": attributes(link.attributes or {})[0],
-    }

@@ -29,6 +29,7 @@ from cirron_otel.scope_core import ENDED, INHERITED, MAX_DEPTH, NEW, NO_ATTRS, O
 from cirron_otel.values import Deferred, attribute_value, attributes, clean_text, cut_text
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import TracebackType
 
     from cirron_otel.recorder import Recorder
@@ -573,22 +574,24 @@ class BaseScope(ScopeCore):
             kind=UNSET if extra.kind is otel_trace.SpanKind.INTERNAL else extra.kind.name.lower(),
             status=UNSET if status is otel_trace.StatusCode.UNSET else status.name.lower(),
             status_message=UNSET if extra.status_message is None else extra.status_message,
-            links=[
-                {
-                    "trace_id": f"{link.context.trace_id:032x}",
-                    "span_id": f"{link.context.span_id:016x}",
-                    "attrs": attributes(link.attributes or {})[0],
-                }
-                for link in extra.links
-            ]
-            or UNSET,
-            events=[
-                {"name": name, "ts_ns": ts, "attrs": attributes(attrs)[0]}
-                for name, ts, attrs in extra.events
-            ]
-            or UNSET,
+            links=[link_row(link) for link in extra.links] or UNSET,
+            events=[event_row(*event) for event in extra.events] or UNSET,
             dropped=dropped or UNSET,
         )
+
+
+def event_row(name: str, ts_ns: int, attrs: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A span event as ``otel.events[]`` holds it."""
+    return {"name": name, "ts_ns": ts_ns, "attrs": attributes(attrs or {})[0]}
+
+
+def link_row(link: Any) -> dict[str, Any]:  # noqa: ANN401 - an OTel link
+    """A link as ``otel.links[]`` holds it."""
+    return {
+        "trace_id": f"{link.context.trace_id:032x}",
+        "span_id": f"{link.context.span_id:016x}",
+        "attrs": attributes(link.attributes or {})[0],
+    }
 
 
 class RemoteScope(BaseScope):
