@@ -7,6 +7,16 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension("cirron_otel._fast", ["src/cirron_otel/_fast.c"], optional=True),
+        Extension(
+            "cirron_otel._fast",
+            ["src/cirron_otel/_fast.c"],
+            depends=[
+                "src/cirron_otel/_hooks.h",
+                "src/cirron_otel/_files.h",
+                "src/cirron_otel/_joined.h",
+                "src/cirron_otel/_rows.h",
+            ],
+            optional=True,
+        ),
     ],
 )

@@ -13,7 +13,7 @@ import pytest
 from msgspec import UNSET
 
 import cirron_otel as ci
-from cirron_otel import batching, recorder
+from cirron_otel import batching, fitting, recorder
 from cirron_otel._guard import Guard
 from cirron_otel.batch import Batch, MarkRecord, SpanOtel, SpanRecord, decode
 from cirron_otel.batching import Batcher, envelope
@@ -50,7 +50,7 @@ def batcher(guard: Guard) -> Batcher:
 def encode_all(batcher: Batcher, open_rows: list[SpanRecord] | None = None) -> list[Batch]:
     """Encode and seal everything queued, and read back what was made of it."""
     step = batcher.slices()
-    while step():
+    while step() is not None:
         pass
     batcher.seal(open_rows)
     made = []
@@ -96,7 +96,7 @@ def test_rows_that_come_meanwhile_wait_for_the_next_flush(batcher: Batcher) -> N
     batcher.spans.extend(span(number) for number in range(200))
     step = batcher.slices()
     calls = 0
-    while step():
+    while step() is not None:
         calls += 1
         batcher.spans.extend(span(1000 + number) for number in range(64))
         assert calls < 10
@@ -193,7 +193,7 @@ def test_a_huge_row_is_cut_to_fit(batcher: Batcher, guard: Guard, attrs: dict[st
     rows = [row for batch in batches for row in batch.spans]
     assert sorted(row.start_ns for row in rows) == [1, 2, 3]
     row = next(row for row in rows if row.start_ns == 2)
-    assert row.attrs_truncated is not UNSET or batching.ATTRIBUTES_LEFT_OUT in row.attrs
+    assert row.attrs_truncated is not UNSET or fitting.ATTRIBUTES_LEFT_OUT in row.attrs
     if len(attrs) < 100:
         assert row.attrs["lr"] == 0.1
     assert not guard.losses

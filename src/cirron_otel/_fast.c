@@ -10,6 +10,12 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <structmember.h>
+#include <time.h>
+
+#include "_rows.h"
+#ifndef _WIN32
+#include "_files.h"
+#endif
 
 enum { NEW, OPEN, ENDED, INHERITED };
 
@@ -21,6 +27,9 @@ static struct {
 
 static PyObject *s_next_span_id, *s_open, *s_row, *s_guard, *s_swallow, *s_enter,
     *s_exit, *s_leave, *s_next_mark_id, *s_show_number, *s_float, *s_int, *s_point;
+
+/* time.monotonic_ns, which is read without a call where a clock has it. */
+static PyObject *system_clock;
 
 /* --- Clock ------------------------------------------------------------------------------------ */
 
@@ -75,20 +84,24 @@ static PyTypeObject ClockType = {
 
 typedef struct {
     PyObject_HEAD
-    char busy, detour, shows_marks;
+    char active, busy, detour, shows_marks;
     double overhead_ns;
-    PyObject *clock, *span_ids, *mark_ids, *open, *append_span, *append_mark, *pid, *rank;
+    PyObject *clock, *span_ids, *mark_ids, *open, *append_span, *append_mark, *pid, *rank,
+        *span_rows, *mark_rows, *quick_kind;
 } Recorder;
 
 #define EACH_OBJECT(DO)                                                                            \
     DO(self->clock); DO(self->span_ids); DO(self->mark_ids); DO(self->open);                       \
-    DO(self->append_span); DO(self->append_mark); DO(self->pid); DO(self->rank)
+    DO(self->append_span); DO(self->append_mark); DO(self->pid); DO(self->rank);                   \
+    DO(self->span_rows); DO(self->mark_rows); DO(self->quick_kind)
 
 #define OBJECT(field) {#field, T_OBJECT_EX, offsetof(Recorder, field), 0, NULL}
 static PyMemberDef recorder_members[] = {
     {"busy", T_BOOL, offsetof(Recorder, busy), 0, NULL},
     {"detour", T_BOOL, offsetof(Recorder, detour), 0, NULL},
     {"shows_marks", T_BOOL, offsetof(Recorder, shows_marks), 0, NULL},
+    {"active", T_BOOL, offsetof(Recorder, active), 0, NULL},
+    {"quick_kind", T_OBJECT, offsetof(Recorder, quick_kind), 0, NULL},
     {"overhead_ns", T_DOUBLE, offsetof(Recorder, overhead_ns), 0, NULL},
     OBJECT(clock),
     OBJECT(span_ids),
@@ -98,6 +111,8 @@ static PyMemberDef recorder_members[] = {
     OBJECT(append_mark),
     OBJECT(pid),
     OBJECT(rank),
+    {"span_rows", T_OBJECT, offsetof(Recorder, span_rows), 0, NULL}, /* None: no text */
+    {"mark_rows", T_OBJECT, offsetof(Recorder, mark_rows), 0, NULL},
     {NULL}
 };
 #undef OBJECT
@@ -164,7 +179,8 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t count;
     double limit;
-    PyObject *low, *otel, *child_otel, *window, *last;
+    PyObject *low, *otel, *child_otel, *window, *last, *parent, *root_context;
+    PyObject *otel_of[2], *json_of[2]; /* what was encoded last, and what came of it */
 } Trace;
 
 static PyMemberDef trace_members[] = {
@@ -175,6 +191,8 @@ static PyMemberDef trace_members[] = {
     {"child_otel", T_OBJECT_EX, offsetof(Trace, child_otel), 0, NULL},
     {"window", T_OBJECT_EX, offsetof(Trace, window), 0, NULL},
     {"last", T_OBJECT_EX, offsetof(Trace, last), 0, NULL},
+    {"parent", T_OBJECT_EX, offsetof(Trace, parent), 0, NULL},
+    {"root_context", T_OBJECT_EX, offsetof(Trace, root_context), 0, NULL},
     {NULL}
 };
 
@@ -186,6 +204,10 @@ trace_traverse(Trace *self, visitproc visit, void *arg)
     Py_VISIT(self->child_otel);
     Py_VISIT(self->window);
     Py_VISIT(self->last);
+    Py_VISIT(self->parent);
+    Py_VISIT(self->root_context);
+    Py_VISIT(self->otel_of[0]);
+    Py_VISIT(self->otel_of[1]);
     return 0;
 }
 
@@ -197,6 +219,12 @@ trace_clear(Trace *self)
     Py_CLEAR(self->child_otel);
     Py_CLEAR(self->window);
     Py_CLEAR(self->last);
+    Py_CLEAR(self->parent);
+    Py_CLEAR(self->root_context);
+    for (int i = 0; i < 2; i++) {
+        Py_CLEAR(self->otel_of[i]);
+        Py_CLEAR(self->json_of[i]);
+    }
     return 0;
 }
 
@@ -337,6 +365,13 @@ monotonic(Clock *clock, long long *out)
         PyErr_SetString(PyExc_AttributeError, "monotonic_ns");
         return -1;
     }
+#ifdef __linux__
+    struct timespec now;
+    if (read == system_clock && clock_gettime(CLOCK_MONOTONIC, &now) == 0) {
+        *out = now.tv_sec * 1000000000ll + now.tv_nsec; /* what it would have said */
+        return 0;
+    }
+#endif
     Py_INCREF(clock); /* the call may take both away */
     Py_INCREF(read);
     PyObject *value = PyObject_CallNoArgs(read);
@@ -594,6 +629,138 @@ is_whole(Scope *self)
         && self->otel != NULL;
 }
 
+/* The `otel` object of rows in a trace, as JSON: borrowed; NULL without error: not as text. */
+static PyObject *
+otel_json(Trace *trace, PyObject *otel)
+{
+    if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)) {
+        return NULL;
+    }
+    int slot = otel == trace->child_otel;
+    if (otel != trace->otel_of[slot]) {
+        PyObject *made = json_of(otel);
+        if (made == NULL) {
+            return NULL;
+        }
+        put(&trace->json_of[slot], made);
+        put(&trace->otel_of[slot], more(otel));
+    }
+    return trace->json_of[slot];
+}
+
+typedef struct {
+    PyObject *id, *name, *parent, *index, *attrs, *marks, *iteration, *otel;
+    Trace *trace;
+    long long start_ns, end_ns;
+    unsigned long long thread_id;
+} Row;
+
+/* Writes the row of a span as text. 1: written, 0: not this way, nothing has happened, -1: error */
+static int
+write_span(Recorder *rec, const Row *row)
+{
+    PyObject *attrs = NULL;
+    Text id, name, parent, mark;
+    Number index, iteration, pid, rank;
+    int result = 0;
+
+    if (rec->span_rows == NULL || !Py_IS_TYPE(rec->span_rows, &RowBufferType)) {
+        return 0;
+    }
+    RowBuffer *rows = (RowBuffer *)more(rec->span_rows);
+    if (row->attrs != C.no_attrs && (row->attrs == NULL || !PyDict_CheckExact(row->attrs)
+        || (PyDict_GET_SIZE(row->attrs) && (attrs = json_of(row->attrs)) == NULL))) {
+        result = PyErr_Occurred() ? -1 : 0;
+        goto done;
+    }
+    PyObject *otel = otel_json(row->trace, row->otel);
+    if (otel == NULL) {
+        result = PyErr_Occurred() ? -1 : 0;
+        goto done;
+    }
+    Py_ssize_t count = row->marks != NULL && PyList_CheckExact(row->marks)
+        ? PyList_GET_SIZE(row->marks) : 0;
+    if (!text_of(row->id, &id) || !text_of(row->name, &name) || !text_of(row->parent, &parent)
+        || !number_of(row->index, Py_None, &index) || !number_of(row->iteration, C.unset, &iteration)
+        || !number_of(rec->pid, NULL, &pid) || !number_of(rec->rank, NULL, &rank)
+        || count > C.max_mark_ids) {
+        goto done;
+    }
+    /* 512: what is always there, with nine numbers of 20 digits */
+    char *to = buffer_reserve(rows, 512 + text_room(&id) + text_room(&name) + text_room(&parent)
+        + (attrs == NULL ? 0 : PyBytes_GET_SIZE(attrs)) + PyBytes_GET_SIZE(otel) + 35 * count);
+    if (to == NULL) {
+        result = -1;
+        goto done;
+    }
+    to = PUT(to, "{\"id\":\"");
+    to = put_text(to, &id);
+    to = PUT(to, "\",\"name\":\"");
+    to = put_text(to, &name);
+    to = PUT(to, "\",\"parent_id\":\"");
+    to = put_text(to, &parent);
+    to = PUT(to, "\",\"index\":");
+    to = index.is_there ? put_number(to, index.value) : PUT(to, "null");
+    to = PUT(to, ",\"start_ns\":");
+    to = put_number(to, row->start_ns);
+    to = PUT(to, ",\"end_ns\":");
+    to = put_number(to, row->end_ns);
+    to = PUT(to, ",\"cpu_ns\":null,\"gpu_ns\":null,\"memory_peak_bytes\":null,\"thread_id\":");
+    to = put_natural(to, row->thread_id);
+    to = PUT(to, ",\"pid\":");
+    to = put_number(to, pid.value);
+    to = PUT(to, ",\"rank\":");
+    to = put_number(to, rank.value);
+    to = PUT(to, ",\"attrs\":");
+    to = attrs == NULL ? PUT(to, "{}") : put_json(to, attrs);
+    to = PUT(to, ",\"mark_ids\":[");
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (!text_of(PyList_GET_ITEM(row->marks, i), &mark) || !mark.plain || mark.size != 32) {
+            goto done; /* what was not committed was not written */
+        }
+        if (i) {
+            *to++ = ',';
+        }
+        *to++ = '"';
+        memcpy(to, mark.at, 32);
+        to += 32;
+        *to++ = '"';
+    }
+    *to++ = ']';
+    if (iteration.is_there) {
+        to = PUT(to, ",\"iteration\":");
+        to = put_number(to, iteration.value);
+    }
+    to = PUT(to, ",\"otel\":");
+    to = put_json(to, otel);
+    *to++ = '}';
+    buffer_commit(rows, to);
+    result = 1;
+done:
+    Py_XDECREF(attrs);
+    Py_DECREF(rows);
+    return result;
+}
+
+/* The row of a scope that ended the short way. 1: written, 0: not as text, -1: error */
+static int
+write_row(Scope *self, Scope *above, Recorder *rec)
+{
+    PyObject *attrs = self->attrs, *key, *value;
+    Py_ssize_t at = 0;
+    if (self->more_marks || !is_whole(self) || attrs == NULL || !PyDict_CheckExact(attrs)) {
+        return 0;
+    }
+    while (PyDict_Next(attrs, &at, &key, &value)) { /* to encode these calls nobody's code */
+        if (!PyUnicode_CheckExact(key) || !is_simple(key) || !is_simple(value)) {
+            return 0;
+        }
+    }
+    Row row = {self->id, self->name, above->id, self->index, attrs, self->marks, self->iteration,
+               self->otel, (Trace *)self->trace, self->start_ns, self->end_ns, self->thread_id};
+    return write_span(rec, &row);
+}
+
 static PyObject *
 new_row(Scope *self, Scope *above, Recorder *rec)
 {
@@ -645,17 +812,27 @@ hand(PyObject *append, PyObject *row)
     return done;
 }
 
+/* A number as 16 hex digits, written to `to`. */
+static void
+put_hex(char *to, unsigned long long number)
+{
+    static const char digits[] = "0123456789abcdef";
+    for (int at = 15; at >= 0; at--, number >>= 4) {
+        to[at] = digits[number & 15];
+    }
+}
+
 /* A mark's id, where the event that shows it tells it: half the scope's id, and the time. */
 static PyObject *
 id_from_time(PyObject *owner, long long ts_ns)
 {
-    char text[33];
+    char text[32];
     if (!PyUnicode_IS_ASCII(owner) || PyUnicode_GET_LENGTH(owner) < 16) {
         PyErr_SetString(PyExc_ValueError, "a scope's id has 32 hex digits");
         return NULL;
     }
     memcpy(text, PyUnicode_1BYTE_DATA(owner), 16);
-    snprintf(text + 16, sizeof(text) - 16, "%016llx", (unsigned long long)ts_ns);
+    put_hex(text + 16, (unsigned long long)ts_ns);
     return PyUnicode_FromStringAndSize(text, 32);
 }
 
@@ -686,6 +863,72 @@ new_mark_id(Recorder *rec)
         ? id : PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
 }
 
+/* In _joined.h: shows a mark that is a finite number and a point on the OTel span. */
+static int is_joined(Scope *scope);
+static PyObject *show_mark(Scope *scope, PyObject *name, PyObject *value, PyObject *ts_ns,
+                           PyObject *record);
+
+/* Writes a mark as text. 1: written, 0: not this way, nothing has happened, -1: error */
+static int
+write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *kind,
+                PyObject *value, PyObject *attrs, long long ts_ns)
+{
+    PyObject *json = NULL, *attrs_json = NULL;
+    Text mark, owner, what;
+    Number whole, iteration;
+    int result = 0;
+
+    if (rec->mark_rows == NULL || !Py_IS_TYPE(rec->mark_rows, &RowBufferType)) {
+        return 0;
+    }
+    RowBuffer *rows = (RowBuffer *)more(rec->mark_rows);
+    if (!number_of(value, NULL, &whole) && (json = json_of(value)) == NULL) {
+        result = PyErr_Occurred() ? -1 : 0;
+        goto done;
+    }
+    if (attrs != C.no_attrs && (attrs_json = json_of(attrs)) == NULL) {
+        result = PyErr_Occurred() ? -1 : 0;
+        goto done;
+    }
+    if (!text_of(id, &mark) || !text_of(scope->id, &owner) || !text_of(name, &what)
+        || !number_of(scope->iteration, C.unset, &iteration)) {
+        goto done;
+    }
+    char *to = buffer_reserve(rows, 320 + text_room(&mark) + text_room(&owner) + text_room(&what)
+        + (json == NULL ? 0 : PyBytes_GET_SIZE(json))
+        + (attrs_json == NULL ? 0 : PyBytes_GET_SIZE(attrs_json)));
+    if (to == NULL) {
+        result = -1;
+        goto done;
+    }
+    to = PUT(to, "{\"id\":\"");
+    to = put_text(to, &mark);
+    to = PUT(to, "\",\"span_id\":\"");
+    to = put_text(to, &owner);
+    to = PUT(to, "\",\"name\":\"");
+    to = put_text(to, &what);
+    to = kind == s_float ? PUT(to, "\",\"value_type\":\"float\",\"value\":")
+        : PUT(to, "\",\"value_type\":\"int\",\"value\":");
+    to = json == NULL ? put_number(to, whole.value) : put_json(to, json);
+    to = PUT(to, ",\"attrs\":");
+    to = attrs_json == NULL ? PUT(to, "{}") : put_json(to, attrs_json);
+    to = PUT(to, ",\"ts_ns\":");
+    to = put_number(to, ts_ns);
+    to = PUT(to, ",\"kind\":\"point\"");
+    if (iteration.is_there) {
+        to = PUT(to, ",\"iteration\":");
+        to = put_number(to, iteration.value);
+    }
+    *to++ = '}';
+    buffer_commit(rows, to);
+    result = 1;
+done:
+    Py_XDECREF(json);
+    Py_XDECREF(attrs_json);
+    Py_DECREF(rows);
+    return result;
+}
+
 static int
 write_mark(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *kind,
            PyObject *value, PyObject *attrs, long long ts_ns, int shown)
@@ -695,8 +938,19 @@ write_mark(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *
         PyErr_SetString(PyExc_AttributeError, "the scope has lost an attribute");
         return -1;
     }
+    if (note_mark(scope, id) < 0) {
+        return -1;
+    }
+    /* Whoever shows it may want the record, but for a span of the application's tracer. */
+    int written = shown && !is_joined(scope)
+        ? 0 : write_mark_text(rec, scope, id, name, kind, value, attrs, ts_ns);
+    if (written < 0 || (written && !shown)) {
+        return written < 0 ? -1 : 0;
+    }
     PyObject *ts = PyLong_FromLongLong(ts_ns);
-    if (ts != NULL && note_mark(scope, id) == 0) {
+    if (ts != NULL && written) {
+        done = show_mark(scope, name, value, ts, NULL);
+    } else if (ts != NULL && scope->id != NULL && scope->iteration != NULL) {
         PyObject *fields[] = {
             id, scope->id, name, kind, value, attrs, ts, s_point, scope->iteration,
         };
@@ -704,7 +958,7 @@ write_mark(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *
     }
     if (record != NULL && (done = hand(rec->append_mark, record)) != NULL && shown) {
         Py_DECREF(done);
-        done = PyObject_CallMethodOneArg((PyObject *)scope, s_show_number, record);
+        done = show_mark(scope, name, value, ts, record);
     }
     Py_XDECREF(record);
     Py_XDECREF(ts);
@@ -768,7 +1022,10 @@ close_here(Scope *self)
     if (self->ops && say_overhead(self, rec) < 0) {
         goto done;
     }
-    if ((row = new_row(self, above, rec)) == NULL || (done = hand(rec->append_span, row)) == NULL
+    int written = write_row(self, above, rec);
+    if (written < 0
+        || (written == 0 && ((row = new_row(self, above, rec)) == NULL
+                             || (done = hand(rec->append_span, row)) == NULL))
         || PyDict_DelItem(open, id) < 0) {
         goto done;
     }
@@ -885,7 +1142,17 @@ scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     if ((end == -1 && PyErr_Occurred()) || (id = new_id(rec, trace)) == NULL) {
         return NULL;
     }
-    if ((thread = PyLong_FromUnsignedLongLong(self->thread_id)) != NULL) {
+    long long start = PyLong_AsLongLong(args[1]);
+    if (start == -1 && PyErr_Occurred()) {
+        Py_DECREF(id);
+        return NULL;
+    }
+    Row text = {id, args[0], self->id, Py_None, C.no_attrs, NULL, self->iteration, trace->otel,
+                trace, start, end, self->thread_id};
+    int written = write_span(rec, &text);
+    if (written > 0) {
+        done = more(Py_None);
+    } else if (written == 0 && (thread = PyLong_FromUnsignedLongLong(self->thread_id)) != NULL) {
         PyObject *fields[] = {
             id, args[0], self->id, Py_None, args[1], args[2], Py_None, Py_None, Py_None, thread,
             rec->pid, rec->rank, C.no_attrs, C.empty, C.unset, self->iteration, C.unset,
@@ -893,7 +1160,10 @@ scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
         };
         row = PyObject_Vectorcall(C.span_record, fields, sizeof(fields) / sizeof(*fields), NULL);
     }
-    if (row != NULL && (done = hand(rec->append_span, row)) != NULL) {
+    if (row != NULL) {
+        done = hand(rec->append_span, row);
+    }
+    if (done != NULL) {
         trace->count++;
         self->ops++;
         self->last_ns = self->last_ns > end ? self->last_ns : end;
@@ -1043,6 +1313,9 @@ done:
     Py_RETURN_TRUE;
 }
 
+#include "_joined.h"
+#include "_hooks.h"
+
 /* --- module ------------------------------------------------------------------------------------ */
 
 static PyObject *
@@ -1070,12 +1343,33 @@ configure(PyObject *Py_UNUSED(module), PyObject *args)
     Py_RETURN_NONE;
 }
 
+static PyObject *
+configure_rows(PyObject *Py_UNUSED(module), PyObject *encode)
+{
+    put(&encode_value, more(encode));
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef module_methods[] = {
     {"configure", configure, METH_VARARGS,
      "configure(variable, Context, span_key, scope_key, gone, SpanRecord, MarkRecord, no_attrs, "
      "unset, estimated, overhead_name, max_depth, max_mark_ids)"},
+#ifndef _WIN32
+    {"write_whole", write_whole, METH_VARARGS,
+     "write_whole(spare, target, chunks): a new file, whole or not at all; the bytes in it."},
+    {"scan_batches", scan_batches, METH_VARARGS,
+     "scan_batches(directory, wanted, oldest_tmp): bytes and number of the batch files, bytes of "
+     "the .tmp files, how many of these were older and are gone, the first by name with sizes."},
+#endif
+    {"configure_rows", configure_rows, METH_O,
+     "configure_rows(encode): what makes JSON of attributes and numbers with a point."},
     {"record_number", (PyCFunction)(void (*)(void))record_number, METH_FASTCALL,
      "record_number(rec, name, value): a plain number on the current scope; False: not this way."},
+    {"configure_joined", configure_joined, METH_VARARGS,
+     "configure_joined(ReadableSpan, INTERNAL, UNSET, index_key, mark_prefix, value_key)"},
+    {"nothing", (PyCFunction)(void (*)(void))nothing, METH_FASTCALL | METH_KEYWORDS,
+     "nothing(...): a span processor's method that has nothing to do."},
+    HOOK_FUNCTIONS,
     {NULL}
 };
 
@@ -1099,16 +1393,25 @@ PyInit__fast(void)
             return NULL;
         }
     }
+    PyObject *time = PyImport_ImportModule("time");
+    if (time == NULL || (system_clock = PyObject_GetAttrString(time, "monotonic_ns")) == NULL) {
+        Py_XDECREF(time);
+        return NULL;
+    }
+    Py_DECREF(time);
     if ((C.empty = PyTuple_New(0)) == NULL || PyType_Ready(&ClockType) < 0
         || PyType_Ready(&RecorderType) < 0 || PyType_Ready(&TraceType) < 0
-        || PyType_Ready(&ScopeType) < 0) {
+        || PyType_Ready(&ScopeType) < 0 || PyType_Ready(&BlockType) < 0
+        || PyType_Ready(&RowBufferType) < 0) {
         return NULL;
     }
     PyObject *made = PyModule_Create(&module);
     if (made == NULL || PyModule_AddObjectRef(made, "ClockCore", (PyObject *)&ClockType) < 0
         || PyModule_AddObjectRef(made, "RecorderCore", (PyObject *)&RecorderType) < 0
         || PyModule_AddObjectRef(made, "TraceCore", (PyObject *)&TraceType) < 0
-        || PyModule_AddObjectRef(made, "ScopeCore", (PyObject *)&ScopeType) < 0) {
+        || PyModule_AddObjectRef(made, "ScopeCore", (PyObject *)&ScopeType) < 0
+        || PyModule_AddObjectRef(made, "RowBuffer", (PyObject *)&RowBufferType) < 0
+        || ready_joined(made) < 0 || add_hooks(made) < 0) {
         Py_XDECREF(made);
         return NULL;
     }

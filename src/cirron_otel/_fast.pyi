@@ -1,9 +1,20 @@
 # Types of the compiled hot path; its classes are those of scope_core.
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
 from opentelemetry.context import Context
+from opentelemetry.trace import SpanKind, StatusCode
 
+from cirron_otel.hook_core import HookCore as HookCore
+from cirron_otel.hook_core import PassCore as PassCore
+from cirron_otel.hook_core import RecordedCall as RecordedCall
+from cirron_otel.hook_core import RecordedFetch as RecordedFetch
+from cirron_otel.hook_core import inside_forward as inside_forward
+from cirron_otel.hook_core import is_stepping as is_stepping
+from cirron_otel.hook_core import module_gone as module_gone
+from cirron_otel.joined_core import JoinedCore as JoinedCore
+from cirron_otel.joined_core import nothing as nothing
 from cirron_otel.scope_core import RecorderCore as RecorderCore
 from cirron_otel.scope_core import ScopeCore as ScopeCore
 from cirron_otel.scope_core import TraceCore as TraceCore
@@ -13,6 +24,21 @@ class ClockCore:
     offset_ns: int
     monotonic_ns: Any
 
+class RowBuffer:
+    rows: int
+    blocks: int
+    bytes: int
+    def __init__(self, append: Callable[[Any], None], /) -> None: ...
+    def append(self, row: object, /) -> None: ...
+    def close(self) -> None: ...
+    def took(self, block: object, /) -> None: ...
+    def clear(self) -> None: ...
+
+def write_whole(spare: str, target: str, chunks: Sequence[bytes | memoryview], /) -> int: ...
+def scan_batches(
+    directory: str, wanted: int, oldest_tmp: float, /
+) -> tuple[int, int, int, int, list[tuple[int, str, int]]]: ...
+def configure_rows(encode: Callable[[object], bytes], /) -> None: ...
 def configure(
     variable: ContextVar[Context],
     context_type: type[Context],
@@ -27,5 +53,14 @@ def configure(
     overhead_name: str,
     max_depth: int,
     max_mark_ids: int,
+    /,
+) -> None: ...
+def configure_joined(
+    readable: type[Any],
+    kind: SpanKind,
+    unset: StatusCode,
+    index_key: str,
+    mark_prefix: str,
+    value_key: str,
     /,
 ) -> None: ...

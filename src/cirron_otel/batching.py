@@ -1,15 +1,17 @@
 """From queued rows to sealed batches, a small slice at a time.
 
-Producers append finished rows (structs the garbage collector never sees) to a queue: no JSON, no
-I/O, no lock. The flush thread takes them off in slices short enough that a training loop waiting
-for the interpreter does not notice, encodes each, and seals a batch when it is large enough.
+Rows come in two ways, in order across both. The compiled hot path writes them as JSON where they
+are made; they lie in the queue as blocks of text, and a flush only passes those on. Every other row
+is appended as an object (a struct the garbage collector never sees): no JSON, no I/O, no lock; the
+flush thread takes these off in slices short enough that a training loop waiting for the interpreter
+does not notice, and encodes each. A batch is sealed when it is large enough.
 
-**Back-pressure.** When more than :data:`ASSIST_ROWS` rows are queued, the producing thread itself
-encodes one bounded slice every time it draws new ids (every 64 rows); counted as
-``producer_assists``. Where sealed batches already wait for the disk it steps aside for at most a
-millisecond instead, counted the same, so that the flush thread gets to write them and memory stays
-bounded. Rows are dropped only while the disk refuses to take batches: the oldest
-point marks first, then the oldest spans, each counted.
+**Back-pressure.** When more than :data:`ASSIST_ROWS` rows or :data:`ASSIST_BYTES` of text are
+queued, the producing thread itself encodes one bounded slice, or passes blocks on, every time it
+draws new ids (every 64 rows); counted as ``producer_assists``. Where sealed batches already wait
+for the disk it steps aside for at most a millisecond instead, counted the same, so that the flush
+thread gets to write them and memory stays bounded. Rows are dropped only while the disk refuses to
+take batches: the oldest point marks first, then the oldest spans, each counted.
 """
 
 from __future__ import annotations
@@ -18,45 +20,40 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from itertools import islice, repeat, starmap
-from typing import Any
+from collections.abc import Callable, Sequence, Sized
+from itertools import chain, groupby, repeat, starmap
+from operator import attrgetter
+from typing import Any, Protocol
 
 import msgspec
-from msgspec import UNSET
 
 from cirron_otel import ids
 from cirron_otel._guard import Guard
 from cirron_otel.batch import (
     SCHEMA_VERSION,
+    LogRecord,
     MarkRecord,
     SnapshotRecord,
-    SpanOtel,
     SpanRecord,
     encode_rows,
 )
 from cirron_otel.clock import Clock
-from cirron_otel.values import attributes, clean_text, cut_text
+from cirron_otel.fitting import CHUNK_BYTES, Row, bare, cleaned, encoded, fitting
+from cirron_otel.values import attributes
 
 #: Rows queued before producers help.
 ASSIST_ROWS = 65_536
-#: Rows kept in memory while the disk refuses.
+ASSIST_BYTES = 32_000_000
+#: Rows, and bytes of text, kept in memory while the disk refuses.
 MAX_ROWS = 2 * ASSIST_ROWS
+#: Log records kept in memory; the oldest go first.
+MAX_LOGS = 8192
+MAX_BYTES = 2 * ASSIST_BYTES
 #: A batch is sealed before its rows pass this size, so that no file reaches 4 MB.
 SEAL_BYTES = 3_000_000
 SEAL_ROWS = 20_000
 #: No batch is made larger than this (but for one with more than 7,000 open scopes).
 _HARD_BYTES = 3_700_000
-#: One slice, and one row, is at most this large; what is larger is encoded row by row, then cut.
-_CHUNK_BYTES = 700_000
-_CUT_BYTES = 256
-#: A row's name, in UTF-8 bytes, where it has to be cut.
-MAX_NAME_BYTES = 1024
-#: Stands in ``attrs`` for those that a row of bounded size has no room for: their number.
-ATTRIBUTES_LEFT_OUT = "cirron.attributes_left_out"
-#: How JSON writes the character that databases refuse.
-_NUL = rb"\u0000"
-_BACKSLASH = b"\\"
 #: Rows encoded at a time on the flush thread, and by an assisting producer: at most, and fewer
 #: where rows are so large that they would make more than these bytes.
 SLICE_ROWS = 64
@@ -67,7 +64,42 @@ MAX_SEALED = 4
 #: How long a producer steps aside, in seconds.
 PAUSE_S = 0.001
 
-_Row = SpanRecord | MarkRecord | SnapshotRecord
+#: Rows written as text are flushed early when they take this much.
+WAKE_BYTES = 6_000_000
+
+_ROWS = (SpanRecord, MarkRecord, SnapshotRecord, LogRecord)
+_ROWS_OF = attrgetter("rows")
+
+
+class RowBuffer(Protocol):
+    """What the compiled hot path writes rows into; it puts blocks into the queue of their kind.
+
+    Every method happens at once, as seen from other threads.
+    """
+
+    @property
+    def rows(self) -> int:
+        """Rows that were written and not taken yet."""
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of them are in the queue."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of those rows."""
+
+    def append(self, row: Any, /) -> None:  # noqa: ANN401 - any row
+        """Queue a row that is an object, behind what was written before."""
+
+    def close(self) -> None:
+        """Put what was written into the queue."""
+
+    def took(self, block: Any, /) -> None:  # noqa: ANN401 - a block of its own
+        """Count a block that was taken from the queue."""
+
+    def clear(self) -> None:
+        """Forget what was written."""
 
 
 class Sealed(msgspec.Struct):
@@ -75,7 +107,7 @@ class Sealed(msgspec.Struct):
 
     batch_id: str
     created_ns: int
-    chunks: list[bytes | memoryview]
+    chunks: list[Any]
     rows: int
     size: int
 
@@ -93,11 +125,14 @@ class Batcher:
         self.spans: deque[SpanRecord] = deque()
         self.marks: deque[MarkRecord] = deque()
         self.snapshots: deque[SnapshotRecord] = deque()
+        self.logs: deque[LogRecord] = deque()
         #: Rows of window roots, which are not part of the canonical tree.
         self.windows: deque[SpanRecord] = deque()
         self.sealed: deque[Sealed] = deque()
         #: Told of the spans that were encoded.
         self.sinks: Sequence[Callable[[list[SpanRecord]], None]] = ()
+        #: The ends at which rows come in as text, by the queue they go to.
+        self._text: dict[str, RowBuffer] = {}
         self.producer_assists = 0
         self.disk_refuses = False
         #: Told when something was sealed outside the flush thread.
@@ -105,19 +140,39 @@ class Batcher:
         self._lock = threading.Lock()
         self._last_created = 0
         #: Bytes of a row in the last slice of its kind.
-        self._row_bytes = {"spans": 1, "marks": 1, "snapshots": 1}
+        self._ids: list[str] = []
+        self._end_of: dict[str, Any] | None = None
+        self._end = b"}"
+        self._row_bytes = {"spans": 1, "marks": 1, "snapshots": 1, "logs": 1}
         self._reset()
 
     def _reset(self) -> None:
         # Pieces of JSON with the commas between them, so that sealing is copying three lists.
-        self._chunks: dict[str, list[bytes]] = {"spans": [], "marks": [], "snapshots": []}
+        self._chunks: dict[str, list[Any]] = {
+            "spans": [], "marks": [], "snapshots": [], "logs": [],
+        }  # fmt: skip
         self._size = 0
         self._rows = 0
 
     @property
     def queued(self) -> int:
         """Rows waiting to be encoded."""
-        return len(self.spans) + len(self.marks) + len(self.snapshots)
+        rows = len(self.spans) + len(self.marks) + len(self.snapshots) + len(self.logs)
+        for text in self._text.values():
+            rows += text.rows - text.blocks
+        return rows
+
+    def _text_bytes(self) -> int:
+        return sum(text.bytes for text in self._text.values())
+
+    def take_text(self, make: Callable[[Callable[[Any], None]], RowBuffer]) -> None:
+        """Have spans and marks come in as text too."""
+        self._text = {"spans": make(self.spans.append), "marks": make(self.marks.append)}
+
+    def way_in(self, name: str) -> tuple[Callable[[Any], None], RowBuffer | None]:
+        """Where rows of a kind come in: as objects, and as text; in order across both."""
+        text = self._text.get(name)
+        return (getattr(self, name).append, None) if text is None else (text.append, text)
 
     def forget(self) -> None:
         """Drop everything: after a fork the rows are the parent's to write."""
@@ -126,13 +181,25 @@ class Batcher:
             self.spans,
             self.marks,
             self.snapshots,
+            self.logs,
             self.windows,
             self.sealed,
         ):
             queue.clear()
+        for text in self._text.values():
+            text.clear()
+        self._ids = []
         self._reset()
 
     # --- producers -------------------------------------------------------------------------------
+
+    def append_log(self, row: LogRecord) -> None:
+        """Queue a log record. Any thread; never waits."""
+        if len(self.logs) >= MAX_LOGS:
+            with contextlib.suppress(IndexError):
+                self.logs.popleft()
+                self._guard.lost("disk_full_logs")
+        self.logs.append(row)
 
     def relieve(self) -> None:
         """Called by producers every 64 rows: help if the flush thread is behind.
@@ -140,12 +207,16 @@ class Batcher:
         Waits for nothing but, past :data:`ASSIST_ROWS` with :data:`MAX_SEALED` batches unwritten,
         the :data:`PAUSE_S` it gives away.
         """
-        if len(self.spans) + len(self.marks) <= ASSIST_ROWS:
+        size = self._text_bytes()
+        if self.queued <= ASSIST_ROWS and size <= ASSIST_BYTES:
+            if size > WAKE_BYTES:
+                self.wake()
             return
         if not self.envelope or self.disk_refuses or len(self.sealed) >= MAX_SEALED:
             self.wake()
             if self.disk_refuses:
-                if self.queued > MAX_ROWS and self._lock.acquire(blocking=False):
+                is_over = self.queued > MAX_ROWS or size > MAX_BYTES
+                if is_over and self._lock.acquire(blocking=False):
                     try:
                         self._drop_oldest()
                     finally:
@@ -168,44 +239,61 @@ class Batcher:
     def _drop_oldest(self) -> None:
         """Make room while the disk refuses: oldest point marks first, then spans."""
         room = MAX_ROWS // 16
-        oldest = list(islice(self.marks, room * 4))
-        points = sum(mark.kind == "point" for mark in oldest)
+        kept: list[MarkRecord] = []
+        looked = points = 0
+        while self.marks and looked < room * 4:
+            mark: Any = self.marks.popleft()
+            rows = self._taken("marks", mark)
+            looked += rows
+            if isinstance(mark, MarkRecord) and mark.kind != "point":
+                kept.append(mark)
+            else:  # only points are written as text
+                points += rows
+        self.marks.extendleft(reversed(kept))
         if points:
-            kept = [mark for mark in oldest if mark.kind != "point"]
-            for _ in oldest:
-                self.marks.popleft()
-            self.marks.extendleft(reversed(kept))
             self._guard.lost("disk_full_marks", points)
-        else:
-            gone = min(room, len(self.spans))
-            for _ in range(gone):
-                self.spans.popleft()
-            self._guard.lost("disk_full_spans", gone)
+            return
+        gone = 0
+        while self.spans and gone < room:
+            gone += self._taken("spans", self.spans.popleft())
+        self._guard.lost("disk_full_spans", gone)
+
+    def _taken(self, name: str, item: Any) -> int:  # noqa: ANN401 - a row or a block
+        """The rows of what was taken from a queue."""
+        if isinstance(item, _ROWS):
+            return 1
+        self._text[name].took(item)
+        return int(item.rows)
 
     # --- flush thread --------------------------------------------------------------------------
 
-    def slices(self) -> Callable[[], bool]:
+    def slices(self) -> Callable[[], int | None]:
         """A function that encodes one slice per call, until what is queued *now* is encoded.
 
-        It returns False when there is no more to do. Rows that arrive meanwhile are left for the
-        next flush, so a flush ends however fast the producers are.
+        It returns how many rows it encoded (rows that are text are only passed on), and None when
+        there is no more to do. Rows that arrive meanwhile are left for the next flush, so a flush
+        ends however fast the producers are.
         """
+        for text in self._text.values():
+            text.close()
         left = {
             "marks": len(self.marks),
             "spans": len(self.spans),
             "snapshots": len(self.snapshots),
+            "logs": len(self.logs),
         }
 
-        def step() -> bool:
+        def step() -> int | None:
             for name, more in left.items():
                 queue = getattr(self, name)
                 if more > 0 and queue:
                     with self._lock:
-                        left[name] -= self._encode_slice(name, queue, SLICE_ROWS)
+                        taken, encoded = self._encode_slice(name, queue, min(more, SLICE_ROWS))
+                        left[name] -= taken
                         if self._full():
                             self._seal({})
-                    return True
-            return False
+                    return encoded
+            return None
 
         return step
 
@@ -218,8 +306,8 @@ class Batcher:
         extra: dict[str, bytes] = {}
         if open_rows is not None:
             extra["open"] = self._encoded_list(open_rows)
-            if len(extra["open"]) > _CHUNK_BYTES:
-                extra["open"] = self._encoded_list([_bare(row) for row in open_rows])
+            if len(extra["open"]) > CHUNK_BYTES:
+                extra["open"] = self._encoded_list([bare(row) for row in open_rows])
         windows = [self.windows.popleft() for _ in range(len(self.windows))]
         if windows:
             extra["windows"] = self._encoded_list(windows)
@@ -232,7 +320,10 @@ class Batcher:
     @property
     def is_large(self) -> bool:
         """Whether what waits will not fit one batch."""
-        return bool(self.sealed) or self.queued > SEAL_ROWS // 4
+        rows = sum(text.rows for text in self._text.values())
+        objects = self.queued - rows
+        room = 1 - max(rows / SEAL_ROWS, self._text_bytes() / SEAL_BYTES)
+        return bool(self.sealed) or objects > room * SEAL_ROWS // 4
 
     def announce(self, open_rows: list[SpanRecord]) -> None:
         """Seal a batch of open rows alone, to be written before all others."""
@@ -245,7 +336,7 @@ class Batcher:
             self._chunks, self._size, self._rows = building
 
     def _encoded_list(self, rows: list[SpanRecord]) -> bytes:
-        chunk = _encoded(rows)
+        chunk = encoded(rows)
         if chunk is None:
             chunk = b",".join(filter(None, map(self._encoded_alone, rows)))
         return chunk
@@ -253,45 +344,74 @@ class Batcher:
     def _full(self) -> bool:
         return self._size >= SEAL_BYTES or self._rows >= SEAL_ROWS
 
-    def _encode_slice(self, name: str, queue: deque[Any], most: int) -> int:
+    def _encode_slice(self, name: str, queue: deque[Any], most: int) -> tuple[int, int]:
+        """Encode the first of a queue; says how many were taken from it, and rows encoded."""
         most = max(1, min(most, SLICE_BYTES * most // (self._row_bytes[name] * SLICE_ROWS)))
-        rows: list[_Row] = []
+        items: list[Any] = []
         # Not a loop of ours: the other threads wait for the interpreter meanwhile.
         with contextlib.suppress(IndexError):  # the queue has run empty
-            rows.extend(starmap(queue.popleft, repeat((), most)))
-        if not rows:
-            return most
+            items.extend(starmap(queue.popleft, repeat((), most)))
+        encoded = 0
+        for kind, group in groupby(items, type):
+            if kind in _ROWS:
+                encoded += self._encode(name, list(group))
+            else:
+                self._pass_on(name, list(group))
+        return len(items) or most, encoded
+
+    def _pass_on(self, name: str, blocks: list[Any]) -> None:
+        """Put blocks of text into the batch."""
+        for block in blocks:
+            self._text[name].took(block)
+        size = sum(map(len, blocks)) + len(blocks)
+        rows = sum(map(_ROWS_OF, blocks))
+        if self._size + size <= SEAL_BYTES and self._rows + rows <= SEAL_ROWS:
+            pieces = self._chunks[name]
+            joined = chain.from_iterable(zip(repeat(b","), blocks))
+            if not pieces:
+                size -= len(next(joined))
+            pieces.extend(joined)
+            self._size += size
+            self._rows += rows
+            return
+        for block in blocks:
+            is_over = self._size + len(block) > SEAL_BYTES or self._rows + block.rows > SEAL_ROWS
+            if self._rows and is_over:
+                self._seal({})
+            self._add(name, block, block.rows)
+
+    def _encode(self, name: str, rows: list[Any]) -> int:
         if name == "spans":
             for sink in self.sinks:
                 self._tell(sink, rows)
-        chunk = _encoded(rows)
+        chunk = encoded(rows)
         if chunk is not None:
             self._row_bytes[name] = max(1, len(chunk) // len(rows))
             self._add(name, chunk, len(rows))
         else:
-            self._row_bytes[name] = _CHUNK_BYTES // len(rows)
+            self._row_bytes[name] = CHUNK_BYTES // len(rows)
             for row in rows:
                 chunk = self._encoded_alone(row)
                 if chunk:
                     self._add(name, chunk, 1)
         return len(rows)
 
-    def _tell(self, sink: Callable[[Any], None], rows: list[_Row]) -> None:
+    def _tell(self, sink: Callable[[Any], None], rows: list[Row]) -> None:
         try:
             sink(rows)
         except Exception as error:  # noqa: BLE001 - a closed stdout must not stop the spool
             self._guard.repeat_warning("sink", f"a span line could not be written: {error!r}")
 
-    def _encoded_alone(self, row: _Row) -> bytes:
+    def _encoded_alone(self, row: Row) -> bytes:
         """A row that JSON or the size of a batch refuses: cleaned and cut, only then given up."""
         try:
-            return _encoded([row]) or encode_rows([_fitting(_cleaned(row))])
+            return encoded([row]) or encode_rows([fitting(cleaned(row))])
         except Exception as error:  # noqa: BLE001 - whatever it is, the others must not suffer
             self._guard.lost("not_encodable")
             self._guard.swallow("encode", error)
             return b""
 
-    def _add(self, name: str, chunk: bytes, rows: int) -> None:
+    def _add(self, name: str, chunk: Sized, rows: int) -> None:
         if self._size + len(chunk) > _HARD_BYTES and self._rows:
             self._seal({})
         pieces = self._chunks[name]
@@ -304,111 +424,30 @@ class Batcher:
 
     def _seal(self, extra: dict[str, bytes]) -> None:
         self._last_created = created = max(self._clock.now(), self._last_created + 1)
-        batch_id = ids.new_row_id()
+        # Drawn many at a time: asking the system for entropy gives the interpreter away.
+        self._ids = self._ids or ids.mark_ids()
+        batch_id = self._ids.pop()
         head = {
             "schema_version": SCHEMA_VERSION,
             "sdk_version": self._sdk_version,
             "batch_id": batch_id,
             "created_ns": created,
         }
-        chunks: list[bytes | memoryview] = [msgspec.json.encode(head)[:-1]]
+        chunks: list[Any] = [msgspec.json.encode(head)[:-1]]
         for name, pieces in self._chunks.items():
+            if name == "logs" and not pieces:
+                continue  # the seed does not have it
             chunks.append(f',"{name}":['.encode())
             chunks.extend(pieces)
             chunks.append(b"]")
         chunks.extend(b',"%b":[%b]' % (name.encode(), rows) for name, rows in extra.items())
-        chunks.append(b"," + encode_rows([self.envelope])[1:] if self.envelope else b"}")
+        if self._end_of is not self.envelope:  # it is the same for every batch of a process
+            self._end_of = self.envelope
+            self._end = b"," + encode_rows([self._end_of])[1:] if self._end_of else b"}"
+        chunks.append(self._end)
         size = sum(map(len, chunks))
         self.sealed.append(Sealed(batch_id, created, chunks, self._rows, size))
         self._reset()
-
-
-def _bare(row: SpanRecord) -> SpanRecord:
-    """An open row that only says what is open: all come in one batch, however many and large.
-
-    The closed row has the rest.
-    """
-    attrs = {ATTRIBUTES_LEFT_OUT: len(row.attrs)} if row.attrs else {}
-    otel = row.otel
-    if otel is not UNSET and otel.events is not UNSET:
-        otel = _fewer_events(otel, 0)
-    return msgspec.structs.replace(row, attrs=attrs, attrs_truncated=UNSET, mark_ids=(), otel=otel)
-
-
-def _encoded(rows: Sequence[_Row]) -> bytes | None:
-    """Rows as they are; None if one of them has to be cleaned or cut first."""
-    try:
-        chunk = encode_rows(rows)
-    except (ValueError, TypeError, OverflowError, RecursionError, msgspec.MsgspecError):
-        return None
-    if len(chunk) > _CHUNK_BYTES:
-        return None
-    # One character is looked for many times faster than six, and most rows have no backslash.
-    return None if _BACKSLASH in chunk and _NUL in chunk else chunk
-
-
-def _cleaned(row: _Row) -> _Row:
-    """The row with text and numbers that every store can keep."""
-    if isinstance(row, SpanRecord):
-        row = msgspec.structs.replace(row, attrs=attributes(row.attrs)[0], name=_name(row.name))
-    elif isinstance(row, MarkRecord):
-        row = msgspec.structs.replace(row, attrs=attributes(row.attrs)[0], name=_name(row.name))
-        if isinstance(row.value, str):
-            row.value = clean_text(row.value)
-    return row
-
-
-def _name(name: str) -> str:
-    return cut_text(clean_text(str(name)), MAX_NAME_BYTES)
-
-
-def _fitting(row: _Row) -> _Row:
-    """The row, its largest attributes and oldest events left out until it fits a batch."""
-    if isinstance(row, SnapshotRecord) or len(encode_rows([row])) <= _CHUNK_BYTES:
-        return row
-    sizes = {key: len(encode_rows([value])) for key, value in row.attrs.items()}
-    otel = row.otel if isinstance(row, SpanRecord) else UNSET
-    room = _CHUNK_BYTES // (2 if otel is not UNSET and otel.events else 1) - 100_000
-    total = sum(sizes.values()) + sum(len(key.encode()) for key in sizes)
-    cut: list[str] = []
-    for key in sorted(sizes, key=sizes.__getitem__, reverse=True):
-        if total <= room or sizes[key] <= _CUT_BYTES:
-            break
-        value = row.attrs[key]
-        text = value if isinstance(value, str) else encode_rows([value]).decode()
-        row.attrs[key] = cut_text(text, _CUT_BYTES)
-        total -= sizes[key] - len(row.attrs[key])
-        cut.append(key)
-    if total > room:  # so many small ones that cutting each does not help
-        kept = 0
-        for key in list(row.attrs):
-            size = len(key.encode()) + min(sizes[key], _CUT_BYTES)
-            if kept + size > room or len(key) > MAX_NAME_BYTES:
-                del row.attrs[key]
-            else:
-                kept += size
-        cut = [key for key in cut if key in row.attrs]
-        row.attrs[ATTRIBUTES_LEFT_OUT] = len(sizes) - len(row.attrs)
-    if isinstance(row, SpanRecord):
-        row.attrs_truncated = [*(row.attrs_truncated or []), *cut] or UNSET
-        if otel is not UNSET:
-            row.otel = _fewer_events(otel, room)
-    return row
-
-
-def _fewer_events(otel: SpanOtel, room: int) -> SpanOtel:
-    kept: list[dict[str, Any]] = []
-    for event in reversed(otel.events or []):
-        room -= len(encode_rows([event]))
-        if room < 0:
-            break
-        kept.append(event)
-    gone = len(otel.events or []) - len(kept)
-    if not gone:
-        return otel
-    dropped = dict(otel.dropped or {})
-    dropped["events"] = dropped.get("events", 0) + gone
-    return msgspec.structs.replace(otel, events=kept[::-1] or UNSET, dropped=dropped)
 
 
 def envelope(

@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING
 
 from msgspec import UNSET
 from opentelemetry.context import Context
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.trace import SpanKind, StatusCode
 
-from cirron_otel import scope_core, semconv
-from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanRecord
+from cirron_otel import hook_core, joined_core, scope_core, semconv
+from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanRecord, encode_value
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, VARIABLE
 from cirron_otel.scope_core import ESTIMATED, MAX_DEPTH, NO_ATTRS
 
-__all__ = ["COMPILED", "RecorderCore", "ScopeCore", "TraceCore", "record_number"]
+__all__ = [
+    "COMPILED", "HookCore", "JoinedCore", "PassCore", "RecordedCall", "RecordedFetch",
+    "RecorderCore", "RowBuffer", "ScopeCore", "TraceCore", "inside_forward", "is_stepping",
+    "module_gone", "nothing", "record_number",
+]  # fmt: skip
 
 
 def _compiled() -> object | None:
@@ -32,10 +38,26 @@ def _compiled() -> object | None:
         VARIABLE, Context, SPAN_KEY, SCOPE_KEY, GONE, SpanRecord, MarkRecord, NO_ATTRS, UNSET,
         ESTIMATED, semconv.OVERHEAD, MAX_DEPTH, MAX_MARK_IDS,
     )  # fmt: skip
+    _fast.configure_joined(
+        ReadableSpan, SpanKind.INTERNAL, StatusCode.UNSET, semconv.INDEX, semconv.MARK_PREFIX,
+        semconv.MARK_VALUE,
+    )  # fmt: skip
+    _fast.configure_rows(encode_value)
     return _fast
 
 
 if TYPE_CHECKING:
+    from cirron_otel._fast import RowBuffer
+    from cirron_otel.hook_core import (
+        HookCore,
+        PassCore,
+        RecordedCall,
+        RecordedFetch,
+        inside_forward,
+        is_stepping,
+        module_gone,
+    )
+    from cirron_otel.joined_core import JoinedCore, nothing
     from cirron_otel.scope_core import RecorderCore, ScopeCore, TraceCore, record_number
 
     COMPILED: bool
@@ -43,6 +65,15 @@ else:
     _module = _compiled()
     #: Whether the hot path is the compiled one.
     COMPILED = _module is not None
+    _hooks = _module or hook_core
     _module = _module or scope_core
     RecorderCore, ScopeCore, TraceCore = _module.RecorderCore, _module.ScopeCore, _module.TraceCore
     record_number = _module.record_number
+    _joined = _module if COMPILED else joined_core
+    JoinedCore, nothing = _joined.JoinedCore, _joined.nothing
+    #: What takes rows as text; only the compiled hot path writes such.
+    RowBuffer = getattr(_module, "RowBuffer", None)
+    HookCore, PassCore = _hooks.HookCore, _hooks.PassCore
+    RecordedCall, RecordedFetch = _hooks.RecordedCall, _hooks.RecordedFetch
+    inside_forward, is_stepping = _hooks.inside_forward, _hooks.is_stepping
+    module_gone = _hooks.module_gone

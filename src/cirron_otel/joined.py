@@ -7,12 +7,10 @@ row. A span that the sampler dropped is still recorded in the spool: sampling de
 
 from __future__ import annotations
 
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
 from opentelemetry import trace as otel_trace
-from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import (
     INVALID_SPAN_CONTEXT,
@@ -24,18 +22,18 @@ from opentelemetry.trace import (
 
 from cirron_otel import semconv
 from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
-from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
+from cirron_otel.core import JoinedCore
 from cirron_otel.processor import SpoolSpanProcessor
 from cirron_otel.provider import Limits, blame
 from cirron_otel.scope_base import BaseScope, Extra
-from cirron_otel.scope_core import ENDED, MAX_DEPTH, NEW, NO_ATTRS, OPEN
+from cirron_otel.scope_core import NEW, NO_ATTRS
 from cirron_otel.span_api import SpanMethods, mark_attributes, shown_value
 from cirron_otel.values import attributes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import TracebackType
 
+    from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.util.types import Attributes
 
@@ -98,138 +96,13 @@ class SpoolOnlySpan(otel_trace.NonRecordingSpan):
         self._scope.end(end_time)
 
 
-class JoinedScope(SpanMethods):
+class JoinedScope(SpanMethods, JoinedCore):
     """A scope whose span the application's provider made (:attr:`span`)."""
 
-    __slots__ = ("_given", "_seen", "_shared", "exported", "span")
+    __slots__ = ()
 
-    span: otel_trace.Span
-    #: What the span was started with: all of it, the user's part before cleaning, and the part
-    #: that is the same for the children.
-    _given: dict[str, Any]
-    _seen: dict[str, Any] | None
-    _shared: dict[str, Any]
-    #: Whether the application's sampler keeps the span.
-    exported: bool
-    #: The last value of each mark.
-    values: dict[str, Any] | None = None
-
-    # --- hot path ------------------------------------------------------------------------------
-
-    def __enter__(self) -> JoinedScope:  # noqa: PYI034 - subclasses are ours
-        """Open the scope under the current one; it becomes current."""
-        try:
-            if not self.open_here(None, None, 0):
-                self.open()
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._rec.guard.swallow("scope.enter", error)
-        return self
-
-    def open_here(self, start_ns: int | None, iteration: int | None, reserve: int) -> bool:
-        """Open under the current scope, if that can be done the short way; says whether it was."""
-        rec = self._rec
-        context = get_current()
-        parent: Any = context.get(SCOPE_KEY)
-        if (
-            iteration is not None
-            or self.name == semconv.EPOCH  # its children carry its index
-            or rec.detour
-            or parent is None
-            or parent._state != OPEN  # noqa: SLF001 - a scope's own kind
-            or parent.ctx is not context
-            or parent._rec is not rec  # noqa: SLF001 - a scope's own kind
-            or self._state != NEW
-            or not parent.exported
-            or parent.thread_id != get_ident()
-            or (depth := parent.depth + 1) > MAX_DEPTH
-        ):
-            return False
-        trace = parent.trace
-        start_in = context
-        if trace.count >= trace.limit - reserve:
-            trace = trace.window
-            if (
-                trace is None
-                or trace.count >= trace.limit - reserve
-                or trace.parent is not parent
-                or len(context) != 2  # noqa: PLR2004 - our two keys and nothing else
-            ):
-                return False
-            start_in = trace.root_context
-            trace.last = self
-        trace.count += 1
-        if not trace.count & 63:
-            rec.batcher.relieve()
-        clock = rec.clock
-        self._offset = offset = clock.offset_ns
-        if start_ns is None:
-            start_ns = clock.monotonic_ns() + offset
-        self.trace = trace
-        self.otel = trace.otel if trace is parent.trace else trace.child_otel
-        self.above = parent
-        self.depth = depth
-        self.iteration = parent.iteration
-        self.thread_id = parent.thread_id
-        self.start_ns = self.last_ns = start_ns
-        self._shared = given = parent._shared  # noqa: SLF001 - a scope's own kind
-        if self.index is not None:
-            given = {**given, semconv.INDEX: self.index}
-        if self.attrs or not self._start_plain(start_in, given, start_ns):
-            self._start_span(start_in, given, start_ns)
-        self.prev = context
-        span = self.span
-        if len(context) == 2:  # noqa: PLR2004 - our two keys and nothing else
-            self.ctx = new = Context({SPAN_KEY: span, SCOPE_KEY: self})
-        else:
-            self.ctx = new = Context({**context, SPAN_KEY: span, SCOPE_KEY: self})
-        attach_context(new)
-        self._state = OPEN
-        rec.open[self.id] = self
-        return True
-
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        tb: TracebackType | None,
-    ) -> None:
-        """End this scope and nothing else; an exception is recorded and flies on."""
-        rec = self._rec
-        try:
-            if (
-                exc is not None
-                or self._state != OPEN
-                or rec.resources
-                or (self.extra is not None and self.extra.reentered)
-                or get_current() is not self.ctx
-                or (above := self.above) is None
-                or above._state != OPEN  # noqa: SLF001 - a scope's own kind
-            ):
-                super().__exit__(exc_type, exc, tb)
-                return
-            self._state = ENDED
-            self.end_ns = end = rec.clock.monotonic_ns() + self._offset
-            attach_context(self.prev)
-            self.ctx = GONE
-            above.last_ns = end
-            above.ops += self.ops + 1
-            if self.extra is None and not self.attrs and self.values is None and self.exported:
-                if self._end_plain(end):
-                    rec.append_span(
-                        SpanRecord(
-                            self.id, self.name, above.id, self.index, self.start_ns, end,
-                            None, None, None, self.thread_id, rec.pid, rec.rank, NO_ATTRS, (),
-                            UNSET, self.iteration, UNSET, self.otel,
-                        )
-                    )  # fmt: skip
-                else:
-                    rec.emit(self)
-            else:
-                self._finish(end)
-                rec.emit(self)
-            rec.open.pop(self.id, None)
-        except Exception as error:  # noqa: BLE001 - see _guard
-            rec.guard.swallow("scope.exit", error)
+    __enter__ = JoinedCore.enter
+    __exit__ = JoinedCore.exit
 
     def share_nothing(self) -> None:
         """Children need not repeat what this scope bears."""
@@ -276,25 +149,6 @@ class JoinedScope(SpanMethods):
                 trace_id=trace.id[:16], sampled=UNSET if made.trace_flags.sampled else False
             )
 
-    def _start_plain(self, context: Context, given: dict[str, Any], start_ns: int) -> bool:
-        """Start a span without attributes of the user's, where all goes as it mostly does."""
-        spans: Any = self._rec.spans
-        try:
-            span = spans.tracer.start_span(
-                self.name, context, attributes=given or None, start_time=start_ns
-            )
-        except Exception:  # noqa: BLE001 - told by the long way, which meets it again
-            return False
-        made = span.get_span_context()
-        if type(span) is SpoolOnlySpan or not span.is_recording() or not made.trace_flags & 1:
-            return False
-        self.span = span
-        self.exported = True
-        self._given = given
-        self._seen = None
-        self.id = f"{made.span_id:016x}{self.trace.low}"
-        return True
-
     def _start_span(self, context: Context, given: dict[str, Any], start_ns: int) -> None:
         """Have the application's tracer make the span; sets ``span``, ``exported`` and ``id``."""
         rec, extra = self._rec, self.extra
@@ -304,17 +158,29 @@ class JoinedScope(SpanMethods):
         else:
             self._seen = None
         self._given = given
-        failed = False
         try:
             span = rec.spans.tracer.start_span(  # type: ignore[union-attr] # it made this scope
                 self.name, context, attributes=given or None,
                 links=None if extra is None else extra.links, start_time=start_ns,
             )  # fmt: skip
-            # A tracer that is switched off may hand out the current span, even where it is ours.
-            self.exported = type(span) is not SpoolOnlySpan and span.is_recording()
         except Exception as error:  # noqa: BLE001 - see _guard
-            blame(rec.guard, "on_start", error, "a processor of the application")
-            span, self.exported, failed = otel_trace.INVALID_SPAN, False, True
+            self._no_span(context, error)
+        else:
+            self._take_span(context, span)
+
+    def _take_span(self, context: Context, span: otel_trace.Span) -> None:
+        """Take what the tracer made, which may be a span that is dropped, or none at all."""
+        # A tracer that is switched off may hand out the current span, even where it is ours.
+        self.exported = type(span) is not SpoolOnlySpan and bool(span.is_recording())
+        self._identify(context, span, failed=False)
+
+    def _no_span(self, context: Context, error: Exception) -> None:
+        """Go on without a span of the tracer's, whose processors raised."""
+        blame(self._rec.guard, "on_start", error, "a processor of the application")
+        self.exported = False
+        self._identify(context, otel_trace.INVALID_SPAN, failed=True)
+
+    def _identify(self, context: Context, span: otel_trace.Span, *, failed: bool) -> None:
         made = span.get_span_context()
         if not self.exported:
             above = otel_trace.get_current_span(context).get_span_context()
@@ -323,7 +189,7 @@ class JoinedScope(SpanMethods):
                 # processor failed, the spans below are to be exported all the same.
                 made = SpanContext(
                     above.trace_id if above.is_valid else int(self.trace.id, 16),
-                    int(rec.next_span_id(), 16), is_remote=False,
+                    int(self._rec.next_span_id(), 16), is_remote=False,
                     trace_flags=self.trace.flags if failed else above.trace_flags,
                     trace_state=above.trace_state,
                 )  # fmt: skip
@@ -336,24 +202,8 @@ class JoinedScope(SpanMethods):
         self.span = span
         self.id = f"{made.span_id:016x}{made.trace_id & _LOW:016x}"
 
-    def _end_plain(self, end_ns: int) -> bool:
-        """End a span to which we add nothing; says whether nobody else added anything either."""
-        span: Any = self.span
-        try:
-            if span.is_recording():
-                span.end(end_ns)
-        except Exception as error:  # noqa: BLE001 - a processor of the application
-            blame(self._rec.guard, "on_end", error, "a processor of the application")
-        try:
-            return (
-                not span.events
-                and not span.links
-                and len(span.attributes) == len(self._given)
-                and span.name == self.name
-                and span.status.status_code is StatusCode.UNSET
-            )
-        except AttributeError:  # no SDK span: nothing can be read back
-            return True
+    def _blame_end(self, error: Exception) -> None:
+        blame(self._rec.guard, "on_end", error, "a processor of the application")
 
     def _finish(self, end_ns: int) -> None:
         if not self.exported:
@@ -367,7 +217,7 @@ class JoinedScope(SpanMethods):
                 self._set_late(span, extra)
             span.end(end_ns)
         except Exception as error:  # noqa: BLE001 - see _guard
-            blame(self._rec.guard, "on_end", error, "a processor of the application")
+            self._blame_end(error)
 
     def row(self, end_ns: int | Any = UNSET) -> SpanRecord:  # noqa: ANN401 - UNSET while open
         """The scope as the spool writes it, with what somebody set on the span directly."""
@@ -455,17 +305,6 @@ class JoinedScope(SpanMethods):
             self.values = self.values or {}
             self.values[record.name] = shown_value(record)
 
-    def show_number(self, record: MarkRecord) -> None:
-        """As :meth:`mark_event`, for a plain number: the short way."""
-        if self.exported:
-            name, value = record.name, record.value
-            self.span.add_event(name, {"value": value}, record.ts_ns)
-            values = self.values
-            if values is None:
-                self.values = {name: value}
-            else:
-                values[name] = value
-
 
 def _overwritten(given: object, found: object) -> bool:
     """Whether an attribute has another value now; one cut to the limit has not."""
@@ -496,7 +335,7 @@ class JoinedSpans:
         self.tracer = provider.get_tracer(semconv.INSTRUMENTATION_NAME, rec.sdk_version)
         self._rec = rec
         self._processor = SpoolSpanProcessor.on(provider)
-        self._processor.recorder = rec
+        self._processor.follow(rec)
 
     def session_opened(self, session: BaseScope) -> None:
         """From here on the instrumentation scope says what is the same for every span.
@@ -534,4 +373,4 @@ class JoinedSpans:
 
     def shutdown(self) -> None:
         """Let go of the provider; it stays the application's."""
-        self._processor.recorder = None
+        self._processor.follow(None)

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING
 
 from cirron_otel import semconv
 from cirron_otel.context import get_current
+from cirron_otel.core import PassCore
 from cirron_otel.scope_base import BaseScope, current_scope
 from cirron_otel.scope_core import ENDED, NEW, OPEN
 
@@ -188,13 +189,12 @@ class Loops:
         self._refresh()
 
 
-class Pass:
+class Pass(PassCore):
     """One traversal of a data source on one thread."""
 
     __slots__ = (
-        "__weakref__", "_frame", "_hint", "_iterator", "_loops", "_outer", "_pending", "_place",
-        "_seen", "_unowned", "container", "count", "displaced", "epoch", "explicit", "gone_ns",
-        "recorder", "stage", "state", "step", "thread", "thread_id",
+        "__weakref__", "_frame", "_hint", "_iterator", "_outer", "_pending", "_seen", "_unowned",
+        "container", "displaced", "gone_ns", "thread", "thread_id",
     )  # fmt: skip
 
     def __init__(
@@ -202,6 +202,7 @@ class Pass:
     ) -> None:
         self._loops = loops
         self.recorder = loops._rec  # noqa: SLF001 - parts of one machine
+        self.kind = self.recorder.spans.loop_class
         self.explicit = explicit
         self.stage = stage
         self.state = NEW
@@ -245,6 +246,8 @@ class Pass:
 
     def fetched(self, start_ns: int, end_ns: int) -> None:
         """A fetch has returned an item; times are ns since the Unix epoch."""
+        if self.fetched_here(start_ns, end_ns):
+            return
         if self.state == OPEN and (self.explicit or self._is_in_place()):
             self._record(start_ns, end_ns)
             return
@@ -424,6 +427,12 @@ class Pass:
         reserve = 0 if name == semconv.EPOCH else rec.headroom
         if scope.open_here(start_ns, iteration, reserve):
             return scope
+        return self.open_slowly(scope, start_ns, iteration)
+
+    def open_slowly(
+        self, scope: BaseScope, start_ns: int, iteration: int | None
+    ) -> BaseScope | None:
+        """The scope, opened the general way; None if it was not to be opened."""
         return scope if scope.open(start_ns=start_ns, iteration=iteration) else None
 
     def _data_load(

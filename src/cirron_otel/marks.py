@@ -13,8 +13,8 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import ROOT_SPAN_ID, MarkRecord
-from cirron_otel.batching import MAX_NAME_BYTES
 from cirron_otel.context import get_current
+from cirron_otel.fitting import MAX_NAME_BYTES
 from cirron_otel.scope_base import BaseScope, current_scope
 from cirron_otel.scope_core import ESTIMATED, NO_ATTRS, OPEN
 from cirron_otel.values import (

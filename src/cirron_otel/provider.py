@@ -144,6 +144,7 @@ class OwnSpans:
 
     def sample_next(self) -> None:
         """Have the next scope measure what it costs."""
+        self._rec.quick_kind = None
         self.scope_class = self.timed_class
 
     def sampled(self, trace_id: str) -> bool:

@@ -44,10 +44,11 @@ class Trace(TraceCore):
     ``limit`` is the number of spans after which children open in a *window* trace instead.
     """
 
-    __slots__ = ("flags", "id", "parent", "root", "root_context")
+    __slots__ = ("flags", "id", "root")
 
     window: Trace | None
     last: BaseScope | None
+    parent: BaseScope | None
 
     def __init__(self, trace_id: str, *, sampled: bool, limit: float) -> None:
         self.id = trace_id
@@ -61,12 +62,8 @@ class Trace(TraceCore):
         #: The root scope, where it is one of ours.
         self.root: BaseScope | None = None
         self.window = None
-        #: Of a window: the canonical parent that its root is linked to, and the context in which
-        #: its direct children start.
-        self.parent: BaseScope | None = None
+        self.parent = self.last = None
         self.root_context = Context()
-        #: The newest scope of a window, for its name.
-        self.last = None
 
 
 class Extra:

@@ -42,6 +42,10 @@ def _is_number(value: object) -> bool:
 class RecorderCore:
     """What a scope reads of its recorder."""
 
+    #: Between the beginning of the session and its end.
+    active: bool
+    #: The class of the scopes that a hook may make the short way; None: not this one.
+    quick_kind: Any
     #: Anything that makes scopes of our own provider take the general path.
     busy: bool
     #: Anything that makes marks, and scopes of a joined provider, take theirs.
@@ -58,6 +62,9 @@ class RecorderCore:
     open: dict[str, Any]
     append_span: Callable[[SpanRecord], None]
     append_mark: Callable[[MarkRecord], None]
+    #: Where the compiled hot path writes rows as text; None: rows are objects.
+    span_rows: Any
+    mark_rows: Any
     pid: int
     rank: int
 
@@ -65,7 +72,9 @@ class RecorderCore:
 class TraceCore:
     """What a scope reads of its trace."""
 
-    __slots__ = ("child_otel", "count", "last", "limit", "low", "otel", "window")
+    __slots__ = (
+        "child_otel", "count", "last", "limit", "low", "otel", "parent", "root_context", "window",
+    )  # fmt: skip
 
     low: str
     otel: SpanOtel
@@ -74,8 +83,11 @@ class TraceCore:
     #: What the rows of a window's direct children share; None in any other trace.
     child_otel: SpanOtel | None
     window: Any
-    #: Of a window: its newest scope.
+    #: Of a window: its newest scope, the canonical parent that its root is linked to, and the
+    #: context in which its direct children start.
     last: Any
+    parent: Any
+    root_context: Context
 
 
 class ScopeCore:

@@ -70,7 +70,7 @@ class TimedScope(Scope):
     def __enter__(self) -> Self:
         """As for any scope, timed."""
         rec = self._rec
-        rec.spans.scope_class = Scope
+        rec.spans.scope_class = rec.quick_kind = Scope
         clock = rec.clock.monotonic_ns
         begun = clock()
         super().__enter__()
@@ -405,6 +405,7 @@ def adopt(rec: recorder.Recorder) -> recorder.Recorder:
     spans = rec.spans
     if isinstance(spans, OwnSpans):
         spans.scope_class, spans.timed_class = Scope, TimedScope
+        rec.quick_kind = Scope
     else:
         spans.scope_class = Joined
     rec.loops = Loops(rec)

@@ -16,6 +16,7 @@ from msgspec import UNSET
 from cirron_otel import identity, run_state, semconv
 from cirron_otel.batch import MarkRecord, SpanRecord
 from cirron_otel.batching import Batcher, Sealed, envelope
+from cirron_otel.core import RowBuffer
 from cirron_otel.errors import SpoolError
 from cirron_otel.flush_thread import FlushThread
 from cirron_otel.recovery import WriterLock, recover
@@ -43,6 +44,8 @@ class SpoolWriter:
         self.batcher = Batcher(rec.clock, rec.guard, {}, rec.sdk_version)
         self.batcher.wake = self.flushes.ring
         self.batcher.sinks = sinks(settings.output)
+        if RowBuffer is not None and not self.batcher.sinks:  # those want rows, not text
+            self.batcher.take_text(RowBuffer)
         self._keeps_files = "spool" in settings.output
         self.run_state = run_state.RunState.none()
         self._marks: deque[tuple[MarkRecord, Deferred]] = deque()
@@ -148,12 +151,14 @@ class SpoolWriter:
         names = tuple(scope.id for scope in scopes)
         if names != self._announced:
             open_rows = [row for scope in scopes if (row := _open_row(scope)) is not None]
+            self._step_back()
         if open_rows is not None and self.batcher.is_large:
             # Several batches will be written: the parents are announced before their children.
             self.batcher.announce(open_rows)
             if self._write():
                 self._announced, open_rows = names, None
         self._encode()
+        self._step_back()
         self.batcher.seal(open_rows)
         if self._write():
             self._announced = names
@@ -165,11 +170,16 @@ class SpoolWriter:
     def _encode(self) -> None:
         """Encode what is queued now, a slice at a time; write what is full meanwhile."""
         encode_slice = self.batcher.slices()
-        while encode_slice():
-            if not self.ending and not self.flushes.waited_for:
-                time.sleep(_YIELD_S)
+        while (encoded := encode_slice()) is not None:
+            if encoded:
+                self._step_back()
             if len(self.batcher.sealed) > 1:
                 self._write()
+
+    def _step_back(self) -> None:
+        """Let the other threads go first: what runs here in one go is what they wait for."""
+        if not self.ending and not self.flushes.waited_for:
+            time.sleep(_YIELD_S)
 
     def _write(self) -> bool:
         sealed = self.batcher.sealed
@@ -221,13 +231,13 @@ class SpoolWriter:
     def _resolved(self, row: MarkRecord | SpanRecord, value: object) -> None:
         if isinstance(row, SpanRecord):
             row.gpu_ns = value if isinstance(value, int) else None
-            self.batcher.spans.append(row)
+            self.batcher.way_in("spans")[0](row)
         elif value is not None:
             made = mark_value(value)
             if isinstance(made, MarkValue):
                 row.value_type, row.value = made.value_type, made.value
                 row.value_nonfinite = made.nonfinite or UNSET
-                self.batcher.marks.append(row)
+                self.batcher.way_in("marks")[0](row)
 
 
 def _open_row(scope: BaseScope) -> SpanRecord | None:

@@ -13,7 +13,8 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from cirron_otel import semconv
-from cirron_otel.scope_core import NO_ATTRS
+from cirron_otel.core import RecordedCall
+from cirron_otel.hook_core import BACKWARD
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,16 +30,12 @@ def patch_backward(phases: Phases, patches: Patches) -> None:
 
 
 def _recorded(phases: Phases, original: Callable[..., Any]) -> Callable[..., Any]:
-    here = phases.here
+    recorded = RecordedCall(phases, BACKWARD, semconv.BACKWARD, original)
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
-        if is_dynamo_compiling() or here.in_backward or phases.silent():
+        if is_dynamo_compiling():
             return original(*args, **kwargs)
-        here.in_backward = True
-        try:
-            return phases.run(semconv.BACKWARD, NO_ATTRS, original, args, kwargs)
-        finally:
-            here.in_backward = False
+        return recorded(*args, **kwargs)
 
     return backward

@@ -8,7 +8,6 @@ a thread-local number. Nothing is kept on modules; they are saved, copied and sc
 from __future__ import annotations
 
 import functools
-import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,16 +15,16 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn import Module
 
 from cirron_otel import semconv
+from cirron_otel.core import RecordedCall, inside_forward
+from cirron_otel.hook_core import FORWARD
 from cirron_otel.watching import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron_otel.hooks.torch.patches import Patches
-    from cirron_otel.hooks.torch.phases import Here, Phases
+    from cirron_otel.hooks.torch.phases import Phases
 
-_TRAIN: dict[str, Any] = {semconv.MODE: "train"}
-_EVAL: dict[str, Any] = {semconv.MODE: "eval"}
 #: What torch's own ``Module.__call__`` looks up, and all it does: call one of these.
 _KNOWN_NAMES = {"_compiled_call_impl", "_call_impl"}
 
@@ -40,30 +39,8 @@ class Forwards:
         """Replace ``Module.__call__``."""
         original: Callable[..., Any] = vars(Module)["__call__"]
         make = _inlined if _is_known(original) else _wrapped
-        patches.replace(Module, "__call__", make(original, self._phases.here, self._outermost))
-
-    def _outermost(
-        self,
-        original: Callable[..., Any],
-        module: Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:  # noqa: ANN401 - what the module returns
-        phases = self._phases
-        if phases.silent():
-            return original(module, *args, **kwargs)
-        here = phases.here
-        here.depth = 1
-        try:
-            training = module.training
-            if here.seen is None or here.seen() is not module:
-                here.seen = weakref.ref(module)
-            if training and torch.is_grad_enabled():
-                here.learner = here.seen
-            attrs = _TRAIN if training else _EVAL
-            return phases.run(semconv.FORWARD, attrs, original, (module, *args), kwargs)
-        finally:
-            here.depth = 0
+        outermost = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original)
+        patches.replace(Module, "__call__", make(original, outermost))
 
     def stage(self) -> str | None:
         """``evaluation`` if this thread is not learning now, else None.
@@ -100,27 +77,23 @@ def _is_known(original: Callable[..., Any]) -> bool:
 # the second would become a guard.
 
 
-def _inlined(
-    original: Callable[..., Any], here: Here, outermost: Callable[..., Any]
-) -> Callable[..., Any]:
+def _inlined(original: Callable[..., Any], outermost: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
-        if is_dynamo_compiling() or here.depth:
+        if is_dynamo_compiling() or inside_forward():
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
-        return outermost(original, self, args, kwargs)
+        return outermost(self, *args, **kwargs)
 
     return call
 
 
-def _wrapped(
-    original: Callable[..., Any], here: Here, outermost: Callable[..., Any]
-) -> Callable[..., Any]:
+def _wrapped(original: Callable[..., Any], outermost: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
-        if is_dynamo_compiling() or here.depth:
+        if is_dynamo_compiling() or inside_forward():
             return original(self, *args, **kwargs)
-        return outermost(original, self, args, kwargs)
+        return outermost(self, *args, **kwargs)
 
     return call

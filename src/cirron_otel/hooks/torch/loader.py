@@ -17,6 +17,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from cirron_otel import semconv
 from cirron_otel.children import carrier
+from cirron_otel.core import RecordedFetch
 from cirron_otel.loops import Pass
 
 if TYPE_CHECKING:
@@ -79,8 +80,7 @@ class Loaders:
         phases, rec = self._phases, self._rec
         loops, clock, swallow = rec.loops, rec.clock, rec.guard.swallow
 
-        @functools.wraps(original)
-        def __next__(iterator: Any) -> Any:  # noqa: ANN401, N807 - torch's iterator
+        def slowly(iterator: Any) -> Any:  # noqa: ANN401 - torch's iterator
             here = loops.here
             if here.fetching or not phases.active or (rec.is_child and self._silent()):
                 return original(iterator)
@@ -111,6 +111,12 @@ class Loaders:
             except Exception as error:  # noqa: BLE001 - see _guard
                 swallow("torch.data_load", error)
             return item
+
+        fetch = RecordedFetch(phases, _KEY, original, slowly, self._ended)
+
+        @functools.wraps(original)
+        def __next__(iterator: Any) -> Any:  # noqa: ANN401, N807 - torch's iterator
+            return fetch(iterator)
 
         return __next__
 

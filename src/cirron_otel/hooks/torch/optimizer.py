@@ -19,6 +19,8 @@ from torch.optim.optimizer import (
 )
 
 from cirron_otel import semconv
+from cirron_otel.core import RecordedCall, is_stepping
+from cirron_otel.hook_core import OPTIMIZER_STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,40 +79,24 @@ class Steps:
             self._patches.replace(kind, "step", recorded)
 
     def _recorded(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        phases = self._phases
-        here = phases.here
+        call = RecordedCall(self._phases, OPTIMIZER_STEP, semconv.OPTIMIZER_STEP, step)
 
         @functools.wraps(step)  # takes over torch's own mark, `hooked`
         def recorded(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if is_dynamo_compiling() or not phases.active:
+            if is_dynamo_compiling():
                 return step(optimizer, *args, **kwargs)
-            stepping = here.stepping
-            if (stepping and stepping[-1] is optimizer) or phases.silent():
-                return step(optimizer, *args, **kwargs)
-            stepping.append(optimizer)
-            try:
-                return phases.run(
-                    semconv.OPTIMIZER_STEP,
-                    {_ATTRIBUTE: type(optimizer).__name__},
-                    step,
-                    (optimizer, *args),
-                    kwargs,
-                )
-            finally:
-                stepping.pop()
+            return call(optimizer, *args, **kwargs)
 
         return recorded
 
     # --- steps that do not pass the class ------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
-        if is_dynamo_compiling():
+        # As nearly all do, it passes the class in the second case.
+        if is_dynamo_compiling() or is_stepping(optimizer):
             return
         phases = self._phases
-        here = phases.here
-        if here.stepping and here.stepping[-1] is optimizer:  # it passes the class, as nearly all
-            return
-        hooked = here.hooked
+        hooked = phases.here.hooked
         try:
             if phases.silent():
                 return
@@ -128,7 +114,7 @@ class Steps:
             phases.rec.guard.swallow("torch.optimizer", error)
 
     def _after(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or is_stepping(optimizer):
             return
         hooked = self._phases.here.hooked
         if not hooked:

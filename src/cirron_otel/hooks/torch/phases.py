@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.compiler import is_compiling
 
+from cirron_otel.core import HookCore, module_gone
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -24,11 +26,6 @@ class Here(threading.local):
     """What one thread is in the middle of."""
 
     def __init__(self) -> None:
-        #: Inside an outermost module call. Read at each nested call: nothing may be cheaper.
-        self.depth = 0
-        self.in_backward = False
-        #: The optimizers whose step is running, innermost last.
-        self.stepping: list[torch.optim.Optimizer] = []
         #: Ids of optimizers whose step we know of by torch's own hooks only, with their scopes.
         self.hooked: list[tuple[int, BaseScope]] = []
         #: The outermost module called last, and the last one that was called in order to learn.
@@ -36,22 +33,29 @@ class Here(threading.local):
         self.learner: weakref.ref[torch.nn.Module] | None = None
 
 
-class Phases:
+class Phases(HookCore):
     """Puts scopes around calls. ``active`` is false once the hook is gone: then it does nothing."""
 
     def __init__(self, rec: Recorder, timer: DeviceTimer | None) -> None:
         self.rec = rec
         self.timer = timer
+        self.timed = timer is not None
         self.here = Here()
         self.active = False
+        # What `is_compiling` reads in the versions we know: a look at it instead of two calls.
+        known = vars(torch.compiler)
+        self.compiling_key = "_is_compiling_flag"
+        self.compiling = known if known.get(self.compiling_key) is False else is_compiling
+        self.graph_task = _graph_task
+        self.grad_enabled = torch.is_grad_enabled
 
-    def silent(self) -> bool:
-        """Whether a call that begins now is none to record.
-
-        That is while torch captures code, and inside autograd: its threads have no context to find
-        a parent in, so what runs there (a recomputed forward, say) is recorded on no device.
-        """
-        return not self.active or not self.rec.active or is_compiling() or _graph_task() != -1
+    def note(self, module: torch.nn.Module, learns: bool) -> None:  # noqa: FBT001 - two of a kind
+        """This thread has called ``module``, and whether in order to learn."""
+        here = self.here
+        if here.seen is None or here.seen() is not module:
+            here.seen = weakref.ref(module, module_gone)
+        if learns:
+            here.learner = here.seen
 
     def run(
         self,

@@ -1,0 +1,448 @@
+/* Rows as the spool writes them, written where they are made.
+ *
+ * A RowBuffer is text in blocks, each the inside of a JSON array, that go to a queue as they become
+ * full, between the rows that were queued as objects: all in the order in which they were made. A
+ * row is measured, its room made, then written and counted without a call that could let another
+ * thread run: under the GIL it is there whole or not at all. What is not plain (text with a NUL,
+ * say) is left to the encoder of the flush thread, which can clean it.
+ *
+ * The bytes are those that msgspec writes for the same row; tests hold both against each other.
+ */
+
+enum { BLOCK_BYTES = 128 * 1024, MAX_TEXT = 1024, MAX_VALUE = 65536, MAX_SPARE = 32 };
+
+static PyObject *encode_value; /* encode(value) -> bytes of JSON */
+
+/* --- Block: rows that are text ---------------------------------------------------------------- */
+
+/* Room of blocks that were written to the disk, used again: the kernel need not find new pages. */
+static char *spare[MAX_SPARE];
+static int spares;
+
+typedef struct {
+    PyObject_HEAD
+    char *data;
+    Py_ssize_t size, room, rows;
+} Block;
+
+static char *
+take_room(Py_ssize_t room)
+{
+    if (room == BLOCK_BYTES && spares > 0) {
+        return spare[--spares];
+    }
+    char *data = PyMem_RawMalloc((size_t)room);
+    if (data == NULL) {
+        PyErr_NoMemory();
+    }
+    return data;
+}
+
+static void
+give_room(char *data, Py_ssize_t room)
+{
+    if (data != NULL && room == BLOCK_BYTES && spares < MAX_SPARE) {
+        spare[spares++] = data;
+    } else {
+        PyMem_RawFree(data);
+    }
+}
+
+static void
+block_dealloc(Block *self)
+{
+    give_room(self->data, self->room);
+    PyObject_Free(self);
+}
+
+static int
+block_buffer(Block *self, Py_buffer *view, int flags)
+{
+    return PyBuffer_FillInfo(view, (PyObject *)self, self->data, self->size, 1, flags);
+}
+
+static Py_ssize_t
+block_length(Block *self)
+{
+    return self->size;
+}
+
+static PyMemberDef block_members[] = {
+    {"rows", T_PYSSIZET, offsetof(Block, rows), READONLY, NULL},
+    {NULL}
+};
+
+static PyBufferProcs block_as_buffer = {.bf_getbuffer = (getbufferproc)block_buffer};
+static PySequenceMethods block_as_sequence = {.sq_length = (lenfunc)block_length};
+
+static PyTypeObject BlockType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.Block",
+    .tp_basicsize = sizeof(Block),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "Bytes: rows as the inside of a JSON array, and how many they are.",
+    .tp_dealloc = (destructor)block_dealloc,
+    .tp_members = block_members,
+    .tp_as_buffer = &block_as_buffer,
+    .tp_as_sequence = &block_as_sequence,
+};
+
+/* --- RowBuffer -------------------------------------------------------------------------------- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *append;                  /* of the queue */
+    char *data;                        /* being filled, or NULL */
+    Py_ssize_t used, room, block_rows; /* of that */
+    Py_ssize_t rows, blocks, bytes;    /* not taken yet; blocks: those in the queue */
+} RowBuffer;
+
+static PyMemberDef buffer_members[] = {
+    {"rows", T_PYSSIZET, offsetof(RowBuffer, rows), READONLY, NULL},
+    {"blocks", T_PYSSIZET, offsetof(RowBuffer, blocks), READONLY, NULL},
+    {"bytes", T_PYSSIZET, offsetof(RowBuffer, bytes), READONLY, NULL},
+    {NULL}
+};
+
+static int
+buffer_init(RowBuffer *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *append, *before = self->append;
+    if (!PyArg_UnpackTuple(args, "RowBuffer", 1, 1, &append)) {
+        return -1;
+    }
+    Py_INCREF(append);
+    self->append = append;
+    Py_XDECREF(before);
+    return 0;
+}
+
+static void
+buffer_dealloc(RowBuffer *self)
+{
+    Py_XDECREF(self->append);
+    give_room(self->data, self->room);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+/* Puts what is begun into the queue; 0, or -1 with an error and nothing has happened. */
+static int
+buffer_close(RowBuffer *self)
+{
+    if (self->block_rows == 0) {
+        return 0;
+    }
+    int is_copy = self->used < self->room / 2; /* then the room is used again at once */
+    char *data = self->data;
+    if (is_copy) {
+        if ((data = take_room(self->used)) == NULL) {
+            return -1;
+        }
+        memcpy(data, self->data, (size_t)self->used);
+    }
+    Block *block = PyObject_New(Block, &BlockType);
+    PyObject *done = NULL;
+    if (block != NULL) {
+        block->data = data;
+        block->room = is_copy ? self->used : self->room;
+        block->size = self->used;
+        block->rows = self->block_rows;
+        done = self->append == NULL ? NULL : PyObject_CallOneArg(self->append, (PyObject *)block);
+        if (done == NULL && !is_copy) {
+            block->data = NULL; /* it stays here */
+        }
+        Py_DECREF(block);
+    } else if (is_copy) {
+        give_room(data, self->used);
+    }
+    if (done == NULL) {
+        return -1;
+    }
+    Py_DECREF(done);
+    if (!is_copy) {
+        self->data = NULL;
+        self->room = 0;
+    }
+    self->blocks++;
+    self->block_rows = self->used = 0;
+    return 0;
+}
+
+/* Room for one row of at most this size, behind a comma where there are others; NULL with error. */
+static char *
+buffer_reserve(RowBuffer *self, Py_ssize_t size)
+{
+    if (self->used + size + 1 > self->room) {
+        if (buffer_close(self) < 0) {
+            return NULL;
+        }
+        if (size + 1 > self->room) {
+            give_room(self->data, self->room);
+            self->room = size + 1 > BLOCK_BYTES ? size + 1 : BLOCK_BYTES;
+            if ((self->data = take_room(self->room)) == NULL) {
+                self->room = 0;
+                return NULL;
+            }
+        }
+    }
+    char *at = self->data + self->used;
+    if (self->block_rows) {
+        *at++ = ',';
+    }
+    return at;
+}
+
+static void
+buffer_commit(RowBuffer *self, const char *end)
+{
+    Py_ssize_t used = end - self->data;
+    self->bytes += used - self->used;
+    self->used = used;
+    self->block_rows++;
+    self->rows++;
+}
+
+static PyObject *
+buffer_append(RowBuffer *self, PyObject *row)
+{
+    if (buffer_close(self) < 0) {
+        return NULL;
+    }
+    return PyObject_CallOneArg(self->append, row);
+}
+
+static PyObject *
+buffer_close_method(RowBuffer *self, PyObject *Py_UNUSED(nothing))
+{
+    if (buffer_close(self) < 0) {
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+buffer_took(RowBuffer *self, PyObject *taken)
+{
+    if (!Py_IS_TYPE(taken, &BlockType)) {
+        PyErr_SetString(PyExc_TypeError, "took takes a block");
+        return NULL;
+    }
+    self->blocks--;
+    self->rows -= ((Block *)taken)->rows;
+    self->bytes -= ((Block *)taken)->size;
+    Py_RETURN_NONE;
+}
+
+static PyObject *
+buffer_clear(RowBuffer *self, PyObject *Py_UNUSED(nothing))
+{
+    self->rows = self->blocks = self->bytes = self->block_rows = self->used = 0;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef buffer_methods[] = {
+    {"append", (PyCFunction)buffer_append, METH_O,
+     "Queue a row that is no text, behind those written before."},
+    {"close", (PyCFunction)buffer_close_method, METH_NOARGS,
+     "Put what was written into the queue."},
+    {"took", (PyCFunction)buffer_took, METH_O, "Count a block that was taken from the queue."},
+    {"clear", (PyCFunction)buffer_clear, METH_NOARGS,
+     "Forget what was written; whoever calls this empties the queue."},
+    {NULL}
+};
+
+static PyTypeObject RowBufferType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "cirron_otel._fast.RowBuffer",
+    .tp_basicsize = sizeof(RowBuffer),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_doc = "RowBuffer(append): rows as text, on their way into a queue.",
+    .tp_dealloc = (destructor)buffer_dealloc,
+    .tp_members = buffer_members,
+    .tp_methods = buffer_methods,
+    .tp_init = (initproc)buffer_init,
+    .tp_new = PyType_GenericNew,
+};
+
+/* --- pieces of JSON --------------------------------------------------------------------------- */
+
+typedef struct {
+    const char *at;
+    Py_ssize_t size;
+    int plain; /* nothing in it has to be escaped */
+} Text;
+
+static int
+is_plain(const char *at, Py_ssize_t size)
+{
+    const unsigned long long ones = 0x0101010101010101ull, tops = 0x8080808080808080ull;
+    Py_ssize_t i = 0;
+    for (; i + 8 <= size; i += 8) {
+        unsigned long long x, quote, slash;
+        memcpy(&x, at + i, 8);
+        quote = x ^ (ones * '"');
+        slash = x ^ (ones * '\\');
+        if ((((x - ones * 0x20) & ~x) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash))
+            & tops) {
+            return 0;
+        }
+    }
+    for (; i < size; i++) {
+        unsigned char c = (unsigned char)at[i];
+        if (c < 0x20 || c == '"' || c == '\\') {
+            return 0;
+        }
+    }
+    return 1;
+}
+
+/* Whether text can be written as it is. An error that this makes (lone surrogates) is cleared. */
+static int
+text_of(PyObject *object, Text *text)
+{
+    if (object == NULL || !PyUnicode_CheckExact(object) || PyUnicode_GET_LENGTH(object) > MAX_TEXT) {
+        return 0;
+    }
+    if (PyUnicode_IS_ASCII(object)) {
+        text->at = (const char *)PyUnicode_1BYTE_DATA(object);
+        text->size = PyUnicode_GET_LENGTH(object);
+    } else if ((text->at = PyUnicode_AsUTF8AndSize(object, &text->size)) == NULL) {
+        PyErr_Clear();
+        return 0;
+    }
+    text->plain = is_plain(text->at, text->size);
+    return text->plain || memchr(text->at, 0, (size_t)text->size) == NULL;
+}
+
+static Py_ssize_t
+text_room(const Text *text)
+{
+    return text->plain ? text->size : 6 * text->size;
+}
+
+static char *
+put_escaped(char *to, const Text *text)
+{
+    for (Py_ssize_t i = 0; i < text->size; i++) {
+        unsigned char c = (unsigned char)text->at[i];
+        const char *found;
+        if (c == '"' || c == '\\') {
+            *to++ = '\\';
+            *to++ = (char)c;
+        } else if (c >= 0x20) {
+            *to++ = (char)c;
+        } else if ((found = memchr("\bb\tt\nn\ff\rr", c, 10)) != NULL) {
+            *to++ = '\\';
+            *to++ = found[1];
+        } else {
+            memcpy(to, c < 0x10 ? "\\u000" : "\\u001", 5);
+            to[5] = "0123456789abcdef"[c & 15];
+            to += 6;
+        }
+    }
+    return to;
+}
+
+static char *
+put_text(char *to, const Text *text)
+{
+    if (!text->plain) {
+        return put_escaped(to, text);
+    }
+    memcpy(to, text->at, (size_t)text->size);
+    return to + text->size;
+}
+
+static char *
+put_natural(char *to, unsigned long long number)
+{
+    static const char pairs[] =
+        "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+        "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+        "8081828384858687888990919293949596979899";
+    char digits[20], *at = digits + 20;
+    while (number >= 100) {
+        at -= 2;
+        memcpy(at, pairs + 2 * (number % 100), 2);
+        number /= 100;
+    }
+    if (number >= 10) {
+        at -= 2;
+        memcpy(at, pairs + 2 * number, 2);
+    } else {
+        *--at = (char)('0' + number);
+    }
+    memcpy(to, at, (size_t)(digits + 20 - at));
+    return to + (digits + 20 - at);
+}
+
+static char *
+put_number(char *to, long long number)
+{
+    if (number < 0) {
+        *to++ = '-';
+        return put_natural(to, 0ull - (unsigned long long)number);
+    }
+    return put_natural(to, (unsigned long long)number);
+}
+
+#define PUT(to, literal) (memcpy((to), (literal), sizeof(literal) - 1), (to) + sizeof(literal) - 1)
+
+/* 64 bits, or absent: an int that fits is a number, `none` is not written. -1: neither. */
+typedef struct {
+    int is_there;
+    long long value;
+} Number;
+
+static int
+number_of(PyObject *object, PyObject *none, Number *number)
+{
+    int overflow;
+    number->is_there = 0;
+    number->value = 0;
+    if (object == none && object != NULL) {
+        return 1;
+    }
+    if (object == NULL || !PyLong_CheckExact(object)) {
+        return 0;
+    }
+    number->is_there = 1;
+    number->value = PyLong_AsLongLongAndOverflow(object, &overflow);
+    return !overflow;
+}
+
+/* The JSON of a value: new reference; NULL without error where the row has to go the other way. */
+static PyObject *
+json_of(PyObject *value)
+{
+    if (encode_value == NULL) {
+        return NULL;
+    }
+    PyObject *made = PyObject_CallOneArg(encode_value, value);
+    if (made == NULL) {
+        if (PyErr_ExceptionMatches(PyExc_Exception)) {
+            PyErr_Clear(); /* the flush thread will find it too, and can clean the row */
+        }
+        return NULL;
+    }
+    if (!PyBytes_CheckExact(made) || PyBytes_GET_SIZE(made) > MAX_VALUE) {
+        Py_CLEAR(made);
+        return NULL;
+    }
+    const char *at = PyBytes_AS_STRING(made), *end = at + PyBytes_GET_SIZE(made);
+    while ((at = memchr(at, '\\', (size_t)(end - at))) != NULL) {
+        if (end - at >= 6 && memcmp(at, "\\u0000", 6) == 0) {
+            Py_CLEAR(made);
+            return NULL;
+        }
+        at += 2; /* what is escaped cannot begin another escape; JSON never ends in a backslash */
+    }
+    return made;
+}
+
+static char *
+put_json(char *to, PyObject *json)
+{
+    memcpy(to, PyBytes_AS_STRING(json), (size_t)PyBytes_GET_SIZE(json));
+    return to + PyBytes_GET_SIZE(json);
+}
