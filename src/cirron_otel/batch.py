@@ -109,6 +109,25 @@ class SnapshotRecord(msgspec.Struct, gc=False):
     unknown: dict[str, Any] | UnsetType = msgspec.field(default=UNSET, name=_UNKNOWN)
 
 
+class LogRecord(msgspec.Struct, gc=False, omit_defaults=True):
+    """One row of ``logs[]``, as we write it: OpenTelemetry's log data model. Readers get dicts.
+
+    ``severity_number`` and ``severity_text`` are OTel's (9 and ``INFO``, 13 and ``WARN``, ...).
+    ``trace_id`` (32 hex) and ``span_id`` (16 hex) are OTel's ids of the span it was made in, both
+    absent where there was none; that span's row has the id ``span_id + trace_id[16:]``.
+    """
+
+    ts_ns: int
+    severity_number: int
+    severity_text: str
+    event_name: str
+    body: str
+    attrs: dict[str, Any]
+    trace_id: str | UnsetType = UNSET
+    span_id: str | UnsetType = UNSET
+    trace_flags: int | UnsetType = UNSET
+
+
 class Batch(msgspec.Struct, gc=False, omit_defaults=True):
     """One file of the spool.
 
@@ -155,6 +174,9 @@ def _encode_hook(value: object) -> object:
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_hook)
+
+#: One value as JSON, the way rows are encoded.
+encode_value = _encoder.encode
 
 
 def encode_rows(rows: Iterable[object]) -> bytes:
@@ -250,8 +272,10 @@ def json_schema() -> Mapping[str, Any]:
     Stricter than :func:`decode` where readers must be patient and writers have no excuse: every
     field of the seed is there, closed spans have an end, enumerations hold nothing else.
     """
-    _, components = msgspec.json.schema_components([Batch], ref_template="#/$defs/{name}")
-    for kind in (SpanOtel, SpanRecord, MarkRecord, SnapshotRecord, Batch):
+    _, components = msgspec.json.schema_components(
+        [Batch, LogRecord], ref_template="#/$defs/{name}"
+    )
+    for kind in (SpanOtel, SpanRecord, MarkRecord, SnapshotRecord, LogRecord, Batch):
         definition = components[kind.__name__]
         properties = definition["properties"]
         properties.pop(_UNKNOWN, None)
@@ -266,6 +290,11 @@ def json_schema() -> Mapping[str, Any]:
     batch["schema_version"] = {"const": SCHEMA_VERSION}
     batch["batch_id"]["pattern"] = _HEX_32
     batch["spans"]["items"]["required"] = ["end_ns"]
+    batch["logs"]["items"] = {"$ref": "#/$defs/LogRecord"}
+    log = components["LogRecord"]["properties"]
+    log["severity_number"].update(minimum=1, maximum=24)
+    log["trace_id"]["pattern"] = _HEX_32
+    log["span_id"]["pattern"] = "^[0-9a-f]{16}$"
     components["SpanRecord"]["properties"]["id"]["pattern"] = _HEX_32
     mark["id"]["pattern"] = _HEX_32
     mark["span_id"]["pattern"] = f"{_HEX_32}|^{ROOT_SPAN_ID}$"

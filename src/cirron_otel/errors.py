@@ -7,6 +7,11 @@
     +-- CirronDependencyError     something named explicitly is not installed (also an ImportError)
     +-- SpoolError                the spool directory cannot be used
         +-- SpoolFormatError      a file in it is not a spool v1 batch (also a ValueError)
+    +-- RecordError               a training record cannot be written, read, ended or signed
+        +-- RecordExistsError     the directory holds a record already (also a FileExistsError)
+        +-- RecordBusyError       another process writes the record
+        +-- RecordDamagedError    the record has been changed or is no record (also a ValueError)
+        +-- RecordKeyError        a key, or what makes the signatures, cannot be used
 
 They are raised by ``profile()`` before it has any effect, and by the readers and commands. After
 ``profile()`` nothing is raised into the user's program: see :mod:`cirron_otel._guard`.
@@ -33,3 +38,23 @@ class SpoolError(CirronError):
 
 class SpoolFormatError(SpoolError, ValueError):
     """A file in the spool is not a spool v1 batch; the message says where it departs."""
+
+
+class RecordError(CirronError):
+    """A training record cannot be used as asked; the message says why and what to do."""
+
+
+class RecordExistsError(RecordError, FileExistsError):
+    """The directory holds a training record already, and nobody said what to do with it."""
+
+
+class RecordBusyError(RecordError):
+    """Another process, or another journal of this one, is writing the record."""
+
+
+class RecordDamagedError(RecordError, ValueError):
+    """The files are no training record, or were changed after they had been written."""
+
+
+class RecordKeyError(RecordError):
+    """A key cannot be loaded, or does not make or fit the signature."""

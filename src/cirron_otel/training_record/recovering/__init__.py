@@ -1,0 +1,1 @@
+"""Ending a training record whose writer died."""

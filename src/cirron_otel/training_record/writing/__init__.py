@@ -1,0 +1,1 @@
+"""Writing a training record: lines and rows as they come, and how it ends."""
