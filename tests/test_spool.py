@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ from cirron_otel.batch import Batch, encode
 from cirron_otel.errors import SpoolError, SpoolFormatError
 from cirron_otel.spool import TMP_MAX_AGE_S, Spool, created_ns_of
 
+WAYS = ("in one go", "step by step")
 SOURCE = str(Path(spool_module.__file__).parents[1])
 
 
@@ -61,6 +63,17 @@ def program(source: str, *arguments: object) -> subprocess.Popen[str]:
     )
 
 
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How files are written: by the compiled module, or as where there is none."""
+    if request.param == "step by step":
+        monkeypatch.setattr(spool_module, "_write_whole", None)
+        monkeypatch.setattr(spool_module, "_scan_batches", None)
+    elif spool_module._write_whole is None:
+        pytest.skip("the compiled module was not built")
+    return str(request.param)
+
+
 @settings(max_examples=50, deadline=None)
 @given(chunks=st.lists(st.binary(max_size=40), max_size=30), number=st.integers(0, 2**63))
 def test_the_file_has_the_chunks_in_order(
@@ -73,8 +86,13 @@ def test_the_file_has_the_chunks_in_order(
     assert path.read_bytes() == b"".join(chunks)
     assert spool.files() == [path]
     assert names(spool.directory) == [path.name]
+    path.unlink()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spool_module, "_write_whole", None)
+        assert write(spool, number, mixed).read_bytes() == b"".join(chunks)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
 def test_more_chunks_than_one_call_takes(tmp_path: Path, count: int) -> None:
     """The number of chunks is not limited by what one system call takes."""
@@ -83,6 +101,7 @@ def test_more_chunks_than_one_call_takes(tmp_path: Path, count: int) -> None:
     assert path.read_bytes() == b"".join(chunks)
 
 
+@pytest.mark.usefixtures("way")
 def test_wide_memoryviews_count_in_bytes(tmp_path: Path) -> None:
     """A view whose items are wider than a byte is written whole."""
     view = memoryview(bytes(range(64))).cast("Q")
@@ -123,6 +142,7 @@ def test_making_a_spool_touches_nothing(tmp_path: Path) -> None:
     assert names(tmp_path) == []
 
 
+@pytest.mark.usefixtures("way")
 def test_the_directory_is_deleted_between_writes(tmp_path: Path) -> None:
     """A directory deleted under a running program is made again, and nothing is raised."""
     spool = Spool(tmp_path / "deep" / "out")
@@ -132,8 +152,11 @@ def test_the_directory_is_deleted_between_writes(tmp_path: Path) -> None:
     assert numbers(spool) == [2]
 
 
-def test_the_tmp_file_is_deleted_during_the_write(tmp_path: Path) -> None:
+def test_the_tmp_file_is_deleted_during_the_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """When the directory goes while a batch is being written, the batch is written again."""
+    monkeypatch.setattr(spool_module, "_write_whole", None)
     spool = Spool(tmp_path / "out")
 
     class Deleting(list[bytes]):
@@ -147,6 +170,36 @@ def test_the_tmp_file_is_deleted_during_the_write(tmp_path: Path) -> None:
 
     assert spool.write(Deleting([b"{}"]), created_ns=5, batch_id=batch_id(5)) == 2
     assert [path.read_bytes() for path in spool.files()] == [b"{}"]
+
+
+@pytest.mark.usefixtures("way")
+def test_another_process_deletes_the_tmp_file(tmp_path: Path) -> None:
+    """Whatever deletes a .tmp that is being written, the batch arrives whole."""
+    spool = Spool(tmp_path)
+    write(spool, 1)
+    deleted = threading.Event()
+
+    def delete() -> None:
+        while not deleted.is_set():
+            for name in names(spool.directory):
+                if name.endswith(".tmp"):
+                    with contextlib.suppress(FileNotFoundError):
+                        (spool.directory / name).unlink()
+                        deleted.set()
+
+    deleter = threading.Thread(target=delete)
+    deleter.start()
+    try:
+        for number in range(2, 200):
+            path = write(spool, number, [b"x" * 1_000_000] * 8)
+            assert path.stat().st_size == 8_000_000
+            path.unlink()
+            if deleted.is_set():
+                return
+        pytest.fail("no .tmp was ever deleted")
+    finally:
+        deleted.set()
+        deleter.join()
 
 
 def test_only_batch_files_are_listed_oldest_first(tmp_path: Path) -> None:
@@ -201,6 +254,7 @@ def test_names_that_readers_would_not_see_are_refused(
         Spool(tmp_path).write([b"{}"], created_ns=created_ns, batch_id=name)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("where", ["out", "out/spool"])
 def test_a_file_in_the_way(tmp_path: Path, where: str) -> None:
     """A file where the directory should be is an error that names the path."""
@@ -215,6 +269,7 @@ def test_a_file_in_the_way(tmp_path: Path, where: str) -> None:
         spool.size()
 
 
+@pytest.mark.usefixtures("way")
 def test_another_writers_tmp_file_is_left_alone(tmp_path: Path) -> None:
     """Two writers of one batch never write into one file, and neither removes the other's."""
     spool = Spool(tmp_path)
@@ -242,6 +297,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run([shutil.which("umount") or "umount", str(disk)], check=True)
 
 
+@pytest.mark.usefixtures("way")
 def test_a_full_disk(small_disk: Path) -> None:
     """A full disk is an error with a hint, leaves nothing half-written, and passes."""
     spool = Spool(small_disk)
@@ -273,22 +329,23 @@ def test_a_file_size_limit(tmp_path: Path) -> None:
     assert names(tmp_path / "spool") == []
 
 
-def test_killed_during_a_write(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_killed_during_a_write(tmp_path: Path, way: str) -> None:
     """A writer killed half way leaves a .tmp that readers ignore and that goes after an hour."""
     source = (
-        "import os, signal, sys\n"
+        "import resource, signal, sys\n"
         "from pathlib import Path\n"
-        "from cirron_otel.spool import Spool\n"
-        "class Deadly(list):\n"
-        "    def __getitem__(self, key):\n"
-        "        if key.start:\n"
-        "            os.kill(os.getpid(), signal.SIGKILL)\n"
-        "        return list.__getitem__(self, key)\n"
-        "Spool(Path(sys.argv[1])).write(Deadly([b'{'] * 2000), created_ns=1, batch_id='a' * 32)\n"
+        "from cirron_otel import spool\n"
+        "if sys.argv[2] == 'step by step':\n"
+        "    spool._write_whole = spool._scan_batches = None\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))\n"
+        "chunks = [b'{'] * 2000\n"
+        "spool.Spool(Path(sys.argv[1])).write(chunks, created_ns=1, batch_id='a' * 32)\n"
     )
-    killed = program(source, tmp_path)
+    killed = program(source, tmp_path, way)
     killed.communicate(timeout=30)
-    assert killed.returncode == -signal.SIGKILL
+    assert killed.returncode == -signal.SIGXFSZ
     (tmp,) = (tmp_path / "spool").iterdir()
     assert tmp.name.endswith(".json.tmp")
     assert tmp.stat().st_size == 1024
@@ -307,6 +364,7 @@ def test_killed_during_a_write(tmp_path: Path) -> None:
     assert numbers(later) == [2, 3]
 
 
+@pytest.mark.usefixtures("way")
 def test_the_oldest_of_2000_files_leave(tmp_path: Path) -> None:
     """Under a cap by number, the newest stay, and every file is either there or counted."""
     spool = Spool(tmp_path, max_files=1500)
@@ -317,6 +375,7 @@ def test_the_oldest_of_2000_files_leave(tmp_path: Path) -> None:
     assert spool.evicted_bytes == 500 * 4
 
 
+@pytest.mark.usefixtures("way")
 def test_the_oldest_leave_by_size(tmp_path: Path) -> None:
     """Under a cap by bytes, the directory never holds more than the cap after a write."""
     spool = Spool(tmp_path, max_bytes=10_000)
@@ -327,6 +386,7 @@ def test_the_oldest_leave_by_size(tmp_path: Path) -> None:
     assert spool.evicted_files == 300 - spool.count()
 
 
+@pytest.mark.usefixtures("way")
 def test_the_file_just_written_stays(tmp_path: Path) -> None:
     """However small the cap, a batch is not thrown away by its own write."""
     spool = Spool(tmp_path, max_bytes=1)
@@ -336,6 +396,7 @@ def test_the_file_just_written_stays(tmp_path: Path) -> None:
     assert spool.evicted_files == 2
 
 
+@pytest.mark.usefixtures("way")
 def test_tmp_files_alone_evict_nothing(tmp_path: Path) -> None:
     """When in-flight files fill the cap, throwing batches away would win nothing."""
     spool = Spool(tmp_path, max_bytes=5_000)
@@ -348,6 +409,7 @@ def test_tmp_files_alone_evict_nothing(tmp_path: Path) -> None:
     assert again.evicted_files == 0
 
 
+@pytest.mark.usefixtures("way")
 def test_a_cap_lowered_far_below_what_is_there(tmp_path: Path) -> None:
     """A spool far over its cap comes down to it at one write."""
     (tmp_path / "spool").mkdir()
@@ -373,6 +435,7 @@ def test_an_order_of_leaving(tmp_path: Path) -> None:
     assert numbers(spool) == [4, 6, 8, 10]
 
 
+@pytest.mark.usefixtures("way")
 def test_what_others_add_and_remove_is_seen(tmp_path: Path) -> None:
     """The running total is corrected by what is really there, at the latest after 256 writes."""
     spool = Spool(tmp_path, max_files=1000)

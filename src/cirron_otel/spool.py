@@ -24,6 +24,18 @@ from pathlib import Path
 from cirron_otel.batch import Batch, decode
 from cirron_otel.errors import SpoolError, SpoolFormatError
 
+_Candidate = tuple[int, str, int]
+_scan_batches: Callable[[str, int, float], tuple[int, int, int, int, list[_Candidate]]] | None
+_write_whole: Callable[[str, str, Sequence[bytes | memoryview]], int] | None
+try:
+    from cirron_otel._fast import scan_batches, write_whole
+except ImportError:  # not built here
+    _scan_batches = _write_whole = None
+else:
+    _scan_batches, _write_whole = scan_batches, write_whole
+
+#: How many batch files a spool holds at most.
+MAX_FILES = 100_000
 #: A ``.tmp`` that nobody touched for this long belongs to a dead writer.
 TMP_MAX_AGE_S = 3600
 
@@ -37,6 +49,7 @@ _IOV_MAX = 1024
 _WRITES_PER_SCAN = 256
 #: Files a scan remembers as next to leave, so that a full spool is not listed at every write.
 _CANDIDATES = 1024
+_FEW_CANDIDATES = 64
 _ATTEMPTS = 3
 
 _HINTS = {
@@ -77,7 +90,8 @@ class Spool:
     ``swept_tmp`` say what this object removed. Making a ``Spool`` touches no file.
 
     ``evict_order`` may rank file names: lower ranks leave first, within a rank the oldest. It is
-    called on the writing thread, once per file and scan, and must be quick.
+    called on the writing thread, once per file and scan and once more when the file leaves, and
+    must be quick. Files that leave with a rank above 0 are counted ``evicted_undelivered``.
     """
 
     def __init__(
@@ -85,7 +99,7 @@ class Spool:
         root: Path,
         *,
         max_bytes: int = 1_000_000_000,
-        max_files: int = 100_000,
+        max_files: int = MAX_FILES,
         evict_order: Callable[[str], int] | None = None,
     ) -> None:
         """Remember where the spool is and how much it may hold."""
@@ -98,6 +112,7 @@ class Spool:
         self.evict_order = evict_order
         self.evicted_files = 0
         self.evicted_bytes = 0
+        self.evicted_undelivered = 0
         self.swept_tmp = 0
         self._scanned = False
         self._unscanned_writes = 0
@@ -105,7 +120,7 @@ class Spool:
         self._file_count = 0
         self._tmp_bytes = 0
         #: Next to leave, the first of them last: (rank, name, bytes).
-        self._candidates: list[tuple[int, str, int]] = []
+        self._candidates: list[_Candidate] = []
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -127,7 +142,7 @@ class Spool:
         size = 0
         for attempt in range(_ATTEMPTS):
             try:
-                size = _write_file(target, chunks)
+                size = write_file(target, chunks)
                 break
             except FileNotFoundError as exc:
                 # Not made yet, or deleted under us (also the .tmp alone, by `spool clear`).
@@ -153,7 +168,7 @@ class Spool:
         self._unscanned_writes += 1
         with contextlib.suppress(OSError):
             if not self._scanned or self._unscanned_writes >= _WRITES_PER_SCAN:
-                self._scan(_CANDIDATES)
+                self._scan(_CANDIDATES if self._is_over() else _FEW_CANDIDATES)
             if self._is_over():
                 self._evict(keep=name)
 
@@ -201,6 +216,8 @@ class Spool:
         else:
             self.evicted_files += 1
             self.evicted_bytes += size
+            if self.evict_order is not None and self.evict_order(name) > 0:
+                self.evicted_undelivered += 1
         self._file_bytes -= size
         self._file_count -= 1
         return True
@@ -208,11 +225,22 @@ class Spool:
     def _scan(self, wanted: int) -> None:
         """Count what is there, sweep stale ``.tmp`` files, remember who leaves next.
 
-        Streams through the directory: each entry's ``stat`` lets other threads run, and no list
-        of 100,000 names is ever sorted at one go.
+        No list of 100,000 names is ever sorted at one go. The compiled module does most of it
+        without the interpreter; else each entry's ``stat`` lets other threads run.
         """
         self._scanned = True
         self._unscanned_writes = 0
+        if _scan_batches is not None:
+            ranked = self.evict_order is not None
+            self._file_bytes, self._file_count, self._tmp_bytes, swept, self._candidates = (
+                _scan_batches(
+                    str(self.directory), 0 if ranked else wanted, time.time() - TMP_MAX_AGE_S
+                )
+            )
+            self.swept_tmp += swept
+            self._candidates.reverse()
+            if not (ranked and self._is_over()):
+                return  # nobody has to be ranked as long as nobody has to leave
         self._file_bytes = self._file_count = self._tmp_bytes = 0
         first = heapq.nsmallest(wanted, self._count_entries())
         first.reverse()
@@ -349,9 +377,15 @@ def _unlinked(path: str) -> bool:
     return True
 
 
-def _write_file(target: str, chunks: Sequence[bytes | memoryview]) -> int:
-    """Write ``<target>.tmp`` and rename it; whatever goes wrong, the ``.tmp`` does not stay."""
+def write_file(target: str, chunks: Sequence[bytes | memoryview]) -> int:
+    """Write ``<target>.tmp`` and rename it; whatever goes wrong, the ``.tmp`` does not stay.
+
+    Where the compiled module is there, all of it happens without the interpreter in one go: each
+    time a thread asks for it back, another has to stop.
+    """
     tmp = target + ".tmp"
+    if _write_whole is not None:
+        return _write_whole(tmp, target, chunks)
     # O_EXCL: two writers of one batch (two recoverers) must never write into one file.
     fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     done = False

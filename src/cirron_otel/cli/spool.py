@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from cirron_otel import recovery
+from cirron_otel.cli.forward import PATIENCE_S, otlp_option
 from cirron_otel.cli.screen import Screen, print_json
 from cirron_otel.cli.where import find_spool
 from cirron_otel.errors import SpoolError
@@ -28,7 +29,7 @@ _dir_option = click.option(
 
 @click.group()
 def spool() -> None:
-    """Look at the batch files on disk, or delete them."""
+    """Look at the batch files on disk, deliver or delete them."""
 
 
 @spool.command()
@@ -106,6 +107,37 @@ def clear(directory: str | None, *, force: bool) -> None:
             raise click.exceptions.Exit(1)
     files, count = found.clear()
     Screen().text(f"deleted {_files(files)}, {size(count)}")
+
+
+@spool.command()
+@_dir_option
+@otlp_option
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="End after so many seconds [no limit].",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    default=PATIENCE_S,
+    show_default=True,
+    help="End when for so many seconds nothing could be delivered.",
+)
+def flush(
+    directory: str | None, otlp: tuple[str, ...], timeout: float | None, patience: float
+) -> None:
+    """Send what was not delivered yet. Status 0 says that all of it was.
+
+    Where to comes from the same settings as for profile(): CIRRON_API_KEY,
+    OTEL_EXPORTER_OTLP_*, cirron.yaml; --otlp URL in place of the latter two.
+    """
+    # Only here: it loads what talks to the network, which no other command should wait for.
+    from cirron_otel.cli.delivery import flush as deliver  # noqa: PLC0415
+
+    deliver(find_spool(directory, "--dir").root, otlp, timeout, patience)
 
 
 def _entries(found: Spool) -> list[tuple[Path, int]]:

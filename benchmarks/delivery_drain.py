@@ -1,0 +1,108 @@
+"""The memory of a process that sends a large queue, left by a collector that was dead for long."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from harness import Bench, Result, Row, SideError, child
+from receivers import counts, taking
+
+SCRIPT = "delivery_drain.py"
+MEGABYTE = 1_000_000
+
+#: A long run: steps with phases, a mark on each.
+PROGRAM = """
+import sys
+from pathlib import Path
+import cirron_otel as ci
+wanted = int(sys.argv[1])
+ci.profile(frameworks=[], forward="off", config={"spool_max_bytes": 4 * wanted})
+for _ in ci.epochs(range(10**6)):
+    for _ in ci.batches(range(2000)):
+        for name in ("forward", "backward", "optimizer_step"):
+            with ci.scope(name, layer="encoder.0", tokens=4096):
+                ci.mark("loss", 0.123456789)
+    ci.flush()
+    if sum(file.stat().st_size for file in Path(".cirron/spool").iterdir()) >= wanted:
+        break
+ci.shutdown(timeout=300)
+"""
+
+
+def drain(megabytes: int, url: str) -> Result:
+    """Record that much, then send it with the command line, and watch that process."""
+    wanted = megabytes * MEGABYTE
+    subprocess.run([sys.executable, "-c", PROGRAM, str(wanted)], check=True)
+    queue = sum(file.stat().st_size for file in Path(".cirron/spool").glob("*.json"))
+    before = counts(url)
+    begin = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cirron_otel.cli.main", "spool", "flush", "--otlp", url],
+        env={**os.environ, "CIRRON_EXPORT_RATE": "0"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    peak, file = 0, Path(f"/proc/{process.pid}/status")
+    while process.poll() is None:
+        peak = max(peak, high_water(file))
+        time.sleep(0.02)
+    if process.returncode != 0:
+        raise SideError(f"`spool flush` ended with {process.returncode}")
+    after = counts(url)
+    return {
+        "queue_bytes": queue,
+        "peak_bytes": peak,
+        "s": time.perf_counter() - begin,
+        "requests": after[0] - before[0],
+        "sent_bytes": after[1] - before[1],
+    }
+
+
+def high_water(status: Path) -> int:
+    """The most memory that a process had in use so far; 0 where it has gone."""
+    try:
+        for line in status.read_text(encoding="ascii").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 0
+
+
+SIDES = {"ours": drain}
+
+
+def measure(bench: Bench) -> list[Row]:
+    """The peak, Python and everything included."""
+    megabytes = int(os.environ.get("BENCH_QUEUE_MB", "0")) or bench.pick(1000, 30)
+    with taking() as url:
+        done = bench.rounds(
+            "drain", SCRIPT, ["ours"], bench.pick(2, 1), {"megabytes": megabytes, "url": url}
+        )
+    sides = [one["ours"] for one in done]
+    peak = max(float(one["peak_bytes"]) for one in sides) / MEGABYTE
+    queue = statistics.median(float(one["queue_bytes"]) for one in sides) / MEGABYTE
+    took = statistics.median(float(one["s"]) for one in sides)
+    sent = statistics.median(float(one["sent_bytes"]) for one in sides) / MEGABYTE
+    return [
+        Row(
+            f"memory while a queue of {queue:,.0f} MB is sent",
+            f"{peak:.0f} MB",
+            "-",
+            peak,
+            "MB",
+            150,
+            80,
+            note=f"the whole process; {took:.0f} s, {queue / took:.0f} MB/s of the queue, "
+            f"{sent:,.0f} MB of OTLP",
+        )
+    ]
+
+
+if __name__ == "__main__":
+    child(SIDES)

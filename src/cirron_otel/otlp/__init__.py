@@ -1,0 +1,1 @@
+"""OTLP from spool rows: which spans they are (`rows`, `gathering`), and how they are written."""

@@ -1,0 +1,354 @@
+"""Metrics of a training run, added up from the batches of its spool.
+
+One :class:`Totals` belongs to one process that recorded (a *writer*) and one destination. Every
+batch is taken in once, known by its id, and every request says the sums since the writer's start.
+So a request that is sent twice says nothing twice, and totals that were saved with the ids of the
+batches in them go on exactly where they were, wherever the forwarder was killed.
+
+Not thread-safe, no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from cirron_otel import semconv
+from cirron_otel.batch import Batch, MarkRecord, SpanRecord
+from cirron_otel.otlp.instruments import (
+    BOUNDARIES,
+    INSTRUMENTS,
+    KNOWN_MARKS,
+    MAX_SERIES,
+    PHASES,
+    Exemplar,
+    Metric,
+    Point,
+)
+
+VERSION = 1
+#: Ids of batches that are remembered after the receiver had them: a crash may lose that answer.
+_MAX_DONE = 64
+#: Batches taken in that the receiver has not taken; more than a destination ever puts off.
+_MAX_PENDING = 10_000
+_SLICE_ROWS = 128
+_MAX_DEPTH = 64
+_MOST = 2**1023
+_INT64 = 2**63
+#: Parts the values of a series' attributes, the last of which may be any text.
+_PART = "\x1f"
+_OVERFLOW = "\x1e"
+_MEASURED = PHASES | {semconv.STEP}
+_BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDARIES)
+
+
+class Gauge(msgspec.Struct, array_like=True, gc=False):
+    """The newest value of a series, and whether a receiver lacks it."""
+
+    value: float
+    ts_ns: int
+    span_id: str = ""
+    trace_id: str = ""
+    changed: bool = True
+
+
+class Histogram(msgspec.Struct, array_like=True, gc=False):
+    """Lengths in ns since the writer's start."""
+
+    count: int
+    sum_ns: int
+    least_ns: int
+    most_ns: int
+    buckets: list[int]
+
+
+class Saved(msgspec.Struct):
+    """What lasts of the totals; by the instrument's name, then by the series' key."""
+
+    version: int
+    writer: str
+    start_ns: int
+    time_ns: int
+    #: ``created_ns`` of the last batch with which a request went out.
+    sent_ns: int = 0
+    gauges: dict[str, dict[str, Gauge]] = {}
+    sums: dict[str, dict[str, float]] = {}
+    histograms: dict[str, dict[str, Histogram]] = {}
+    #: Batches that are in here: those the receiver does not have yet, and the last that it has.
+    pending: list[str] = []
+    done: list[str] = []
+
+
+class Totals:
+    """What a writer's batches add up to."""
+
+    def __init__(self, saved: Saved, *, exemplars: bool = True) -> None:
+        self.saved = saved
+        self._exemplars = exemplars
+        self._known = {*saved.pending, *saved.done}
+        self._open: dict[str, SpanRecord] = {}
+        #: Exemplars since the last points: by instrument and series, one a bucket.
+        self._shown: dict[tuple[str, str], dict[int, SpanRecord]] = {}
+
+    @classmethod
+    def begin(cls, batch: Batch, writer: str = "", *, exemplars: bool = True) -> Totals:
+        """Empty totals of a writer whose first batch this is."""
+        rows = [*batch.spans, *(() if batch.open is UNSET else batch.open)]
+        times = [batch.created_ns, *(row.start_ns for row in rows)]
+        start_ns = max(1, min(times))
+        return cls(Saved(VERSION, writer, start_ns, start_ns), exemplars=exemplars)
+
+    # --- taking in -----------------------------------------------------------------------------
+
+    def add(self, batch: Batch, breathe: Callable[[], object] | None = None) -> bool:
+        """Take in a batch; False where it is in already. ``breathe`` is called now and then."""
+        places = {**self._open, **{row.id: row for row in batch.spans}}
+        if batch.open is not UNSET:
+            self._open = {row.id: row for row in batch.open}
+            places = {**self._open, **places}
+        if batch.batch_id in self._known:
+            return False
+        self._known.add(batch.batch_id)
+        self.saved.pending.append(batch.batch_id)
+        if len(self.saved.pending) > _MAX_PENDING:
+            self._known.discard(self.saved.pending.pop(0))
+        self.saved.time_ns = max(self.saved.time_ns, batch.created_ns)
+        evaluating: dict[str | None, bool] = {None: False}
+        for at in range(0, len(batch.spans), _SLICE_ROWS):
+            self._add_spans(batch.spans[at : at + _SLICE_ROWS])
+            if breathe is not None:
+                breathe()
+        for at in range(0, len(batch.marks), _SLICE_ROWS):
+            self._add_marks(batch.marks[at : at + _SLICE_ROWS], places, evaluating)
+            if breathe is not None:
+                breathe()
+        return True
+
+    def accepted(self, batch_id: str) -> None:
+        """The receiver has everything of this batch."""
+        saved = self.saved
+        if batch_id in saved.pending:
+            saved.pending.remove(batch_id)
+        if batch_id not in saved.done:
+            saved.done.append(batch_id)
+        if len(saved.done) > _MAX_DONE:
+            self._known.discard(saved.done.pop(0))
+
+    def _add_spans(self, rows: Sequence[SpanRecord]) -> None:
+        groups: dict[tuple[str, str], list[SpanRecord]] = {}
+        for row in rows:
+            if row.name not in _MEASURED or row.end_ns is UNSET:
+                continue
+            otel, attrs = row.otel, row.attrs
+            # Another instrumentation's span may bear the same name. And a row that a reader closed
+            # says when its process was last seen, not how long it took.
+            if (otel is UNSET or otel.scope is UNSET) and semconv.RECOVERED not in attrs:
+                mode = "eval" if attrs.get(semconv.MODE) == "eval" else ""
+                groups.setdefault((row.name, mode), []).append(row)
+        for (scope, mode), members in groups.items():
+            if scope == semconv.STEP:
+                last = max(members, key=_end)
+                self._set(semconv.LAST_STEP_TIME, "", _end(last) / 1e9, _end(last), last)
+                self._add_lengths(semconv.STEP_DURATION, "", members)
+            else:
+                self._add_lengths(semconv.PHASE_DURATION, series_key(mode, scope), members)
+
+    def _add_lengths(self, name: str, key: str, rows: Sequence[SpanRecord]) -> None:
+        lengths = [max(0, _end(row) - row.start_ns) for row in rows]
+        series = self.saved.histograms.setdefault(name, {})
+        known = series.get(key)
+        if known is None:
+            empty = [0] * (len(BOUNDARIES) + 1)
+            known = series[key] = Histogram(0, 0, lengths[0], lengths[0], empty)
+        buckets = [bisect_left(_BOUNDS_NS, length) for length in lengths]
+        known.count += len(lengths)
+        known.sum_ns += sum(lengths)
+        known.least_ns = min(known.least_ns, *lengths)
+        known.most_ns = max(known.most_ns, *lengths)
+        for bucket in buckets:
+            known.buckets[bucket] += 1
+        if self._exemplars:
+            self._shown.setdefault((name, key), {}).update(zip(buckets, rows, strict=True))
+
+    def _add_marks(
+        self,
+        marks: Sequence[MarkRecord],
+        places: Mapping[str, SpanRecord],
+        evaluating: dict[str | None, bool],
+    ) -> None:
+        newest: dict[tuple[str, str], MarkRecord] = {}
+        for mark in marks:
+            if mark.value_nonfinite is not UNSET:
+                self._count(semconv.NONFINITE_METRIC, mark.name, 1)
+                continue
+            value: Any = mark.value
+            if not _is_number(value) or mark.name == semconv.OVERHEAD:
+                continue
+            series = _series_of(mark, places, evaluating)
+            if INSTRUMENTS[series[0]].kind == "sum":
+                if value >= 0:
+                    self._count(*series, value)
+                continue
+            before = newest.get(series)
+            if before is None or mark.ts_ns >= before.ts_ns:
+                newest[series] = mark
+        for series, mark in newest.items():
+            value = mark.value
+            self._set(*series, float(value), mark.ts_ns, places.get(mark.span_id))
+
+    def _set(self, name: str, key: str, value: float, ts_ns: int, row: SpanRecord | None) -> None:
+        series = self.saved.gauges.setdefault(name, {})
+        known = series.get(key)
+        if known is None and len(series) >= MAX_SERIES:
+            key = _OVERFLOW
+            known = series.get(key)
+        if known is None:
+            known = series[key] = Gauge(value, 0)
+        if ts_ns < known.ts_ns:
+            return  # one from a device comes late, not last
+        known.value, known.ts_ns, known.changed = value, ts_ns, True
+        if row is None or not self._exemplars or not _sampled(row):
+            known.span_id = known.trace_id = ""
+        else:
+            known.span_id, known.trace_id = row.id[:16], _trace_id(row)
+
+    def _count(self, name: str, key: str, value: float) -> None:
+        series = self.saved.sums.setdefault(name, {})
+        if key not in series and len(series) >= MAX_SERIES:
+            key = _OVERFLOW
+        total = series.get(key, 0) + value
+        series[key] = total if -_INT64 <= total < _INT64 else float(total)
+
+    # --- giving out ----------------------------------------------------------------------------
+
+    def metrics(self) -> list[Metric]:
+        """All sums and histograms, and the gauges that have changed since :meth:`sent`."""
+        start_ns, time_ns = self.saved.start_ns, self.saved.time_ns
+        out: list[Metric] = []
+        for name, gauges in self.saved.gauges.items():
+            points = [
+                Point(
+                    series_attributes(name, key), 0, one.ts_ns, one.value,
+                    (Exemplar(one.ts_ns, one.value, one.trace_id, one.span_id),)
+                    if _is_hex(one.trace_id, 16) and _is_hex(one.span_id, 8) else (),
+                )
+                for key, one in gauges.items() if one.changed
+            ]  # fmt: skip
+            if points:
+                out.append(Metric(INSTRUMENTS[name], points))
+        for name, sums in self.saved.sums.items():
+            counted = [
+                Point(series_attributes(name, key), start_ns, time_ns, value)
+                for key, value in sums.items()
+            ]
+            out.append(Metric(INSTRUMENTS[name], counted))
+        for name, histograms in self.saved.histograms.items():
+            lengths = [
+                Point(
+                    series_attributes(name, key), start_ns, time_ns, one.sum_ns / 1e9,
+                    tuple(self._exemplars_of(name, key)),
+                    one.count, one.least_ns / 1e9, one.most_ns / 1e9, tuple(one.buckets),
+                )
+                for key, one in histograms.items()
+            ]  # fmt: skip
+            out.append(Metric(INSTRUMENTS[name], lengths))
+        return out
+
+    def _exemplars_of(self, name: str, key: str) -> Iterator[Exemplar]:
+        for row in self._shown.get((name, key), {}).values():
+            trace = _trace_id(row)
+            if _sampled(row) and _is_hex(trace, 16) and _is_hex(row.id[:16], 8):
+                length = max(0, _end(row) - row.start_ns)
+                yield Exemplar(_end(row), length / 1e9, trace, row.id[:16])
+
+    def sent(self, created_ns: int) -> None:
+        """The receiver has what :meth:`metrics` last said."""
+        self.saved.sent_ns = max(self.saved.sent_ns, created_ns)
+        self._shown.clear()
+        for gauges in self.saved.gauges.values():
+            for one in gauges.values():
+                one.changed = False
+
+
+def series_attributes(name: str, key: str) -> dict[str, Any]:
+    """The attributes of a series; those without a value are left out."""
+    if key == _OVERFLOW:
+        return {semconv.OVERFLOW: True}
+    names = INSTRUMENTS[name].keys
+    values = key.split(_PART, len(names) - 1) if names else ()
+    return {one: value for one, value in zip(names, values, strict=True) if value}
+
+
+def series_key(*values: str) -> str:
+    """The key of the series with these values of its instrument's attributes."""
+    return _PART.join(values)
+
+
+def _series_of(
+    mark: MarkRecord, places: Mapping[str, SpanRecord], evaluating: dict[str | None, bool]
+) -> tuple[str, str]:
+    """The metric of a mark, and the key of its series there."""
+    kind = "" if mark.kind == "point" else mark.kind
+    phase = ""
+    known = KNOWN_MARKS.get(mark.name)
+    if known is not None:
+        if _in_evaluation(mark.span_id, places, evaluating):
+            phase = semconv.EVALUATION
+        elif not kind:
+            return known, ""
+    return semconv.MARK_METRIC, series_key(kind, phase, mark.name)
+
+
+def _in_evaluation(
+    span_id: str, places: Mapping[str, SpanRecord], known: dict[str | None, bool]
+) -> bool:
+    """Whether a scope lies in an evaluation, as far as its parents are known."""
+    path: list[str] = []
+    at: str | None = span_id
+    found = False
+    while at is not None and at not in known and len(path) < _MAX_DEPTH:
+        path.append(at)
+        row = places.get(at)
+        if row is None:
+            break
+        if row.name == semconv.EVALUATION or row.attrs.get(semconv.MODE) == "eval":
+            found = True
+            break
+        at = row.parent_id
+    else:
+        found = known.get(at, False)
+    for one in path:
+        known[one] = found
+    return found
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one that a double holds; a foreign writer's integer may have any size."""
+    return isinstance(value, (int, float)) and -_MOST <= value <= _MOST
+
+
+def _end(row: SpanRecord) -> int:
+    return row.start_ns if row.end_ns is UNSET else row.end_ns
+
+
+def _sampled(row: SpanRecord) -> bool:
+    return row.otel is UNSET or row.otel.sampled is not False
+
+
+def _trace_id(row: SpanRecord) -> str:
+    """The whole trace id; empty where the row tells only half of it."""
+    if row.otel is UNSET or row.otel.trace_id is UNSET:
+        return ""
+    return row.otel.trace_id + row.id[16:]
+
+
+def _is_hex(text: str, size: int) -> bool:
+    """Whether an id can be said in OTLP; a foreign writer's may be anything."""
+    try:
+        return len(bytes.fromhex(text)) == size
+    except ValueError:
+        return False
