@@ -9,6 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BENCH := .venv-bench
 COUNTERPARTS := .venv-counterparts
+ORMAS := .venv-ormas
 
 # make_venv DIR: a virtual environment with a recent pip; keeps one that is there.
 make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; set PYTHON=")' \
@@ -17,11 +18,12 @@ make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 
 # What runs a second time on the hot path in Python, for machines that could not build it.
 HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope_concurrency.py \
-	tests/test_marks.py tests/otel/test_contract.py tests/otel/test_windows.py \
+	tests/test_marks.py tests/otel/test_contract.py tests/otel/test_joined.py \
+	tests/otel/test_windows.py \
 	tests/frameworks/test_torch_loops.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format gpu-check bench counterparts clean
+.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery counterparts interop clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -38,7 +40,7 @@ $(VENV)/.stamp: pyproject.toml
 demo: setup ## Train a small CNN on real digits and show the run
 	$(BIN)/python examples/digits.py
 
-test: lint ## Run every check: style, types, layers, tests with coverage
+test: lint counterparts ## Run every check: style, types, layers, tests with coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	CIRRON_OTEL_PURE=1 $(BIN)/coverage run -m pytest $(HOT_PATH)
@@ -55,16 +57,26 @@ format: setup ## Mend what the style check can mend by itself
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+chaos: setup ## Kill platform, training and forwarder at random for two minutes; all must arrive
+	CHAOS_SECONDS=120 $(BIN)/python -m pytest -s tests/delivery/test_chaos.py
+
 gpu-check: setup ## Check what needs a CUDA device; exits with 2 where there is none
 	$(BIN)/python tests/gpu/check.py
 
 bench: $(BENCH)/.stamp ## Measure against cirron-sdk and the OpenTelemetry SDK, in turn
 	$(BENCH)/bin/python benchmarks/run.py
 
+bench-record: $(BENCH)/.stamp ## Measure the training record
+	$(BENCH)/bin/python benchmarks/record.py
+
+bench-delivery: $(BENCH)/.stamp ## Measure the delivery against the OpenTelemetry SDK's own
+	$(BENCH)/bin/python benchmarks/delivery.py
+
 $(BENCH)/.stamp: pyproject.toml
 	$(call make_venv,$(BENCH))
 	$(BENCH)/bin/python -m pip install --quiet '$(TORCH)'
-	$(BENCH)/bin/python -m pip install --quiet --editable '.[all]' cirron-sdk==0.3.0 psutil
+	$(BENCH)/bin/python -m pip install --quiet --editable '.[all]' cirron-sdk==0.3.0 psutil \
+		'rotel>=0.0.1a15' 'opentelemetry-exporter-otlp-proto-http>=1.45'
 	touch $@
 
 counterparts: $(COUNTERPARTS)/.stamp ## Install what the comparison and interoperability tests talk to
@@ -72,10 +84,20 @@ counterparts: $(COUNTERPARTS)/.stamp ## Install what the comparison and interope
 # Every rotel release is a pre-release: the range names one, so that pre-releases of nothing else come.
 $(COUNTERPARTS)/.stamp: Makefile
 	$(call make_venv,$(COUNTERPARTS))
-	$(COUNTERPARTS)/bin/python -m pip install --quiet 'rotel>=0.0.1a15' cirron-sdk==0.3.0
+	$(COUNTERPARTS)/bin/python -m pip install --quiet --no-compile \
+		'rotel>=0.0.1a15' cirron-sdk==0.3.0 mlflow==3.17.2
+	touch $@
+
+interop: setup $(ORMAS)/.stamp ## Check training records against ormas-monitor, both ways
+	CIRRON_OTEL_TEST_PEER=$(abspath $(ORMAS)/bin/python) $(BIN)/python -m pytest tests/record/test_interoperability.py
+
+# The existing monitor brings a torch of its own: an environment by itself, and not in `make test`.
+$(ORMAS)/.stamp: Makefile
+	$(call make_venv,$(ORMAS))
+	$(ORMAS)/bin/python -m pip install --quiet '$(TORCH)' ormas-monitor==0.2.3 cryptography
 	touch $@
 
 clean: ## Remove the environments and what the checks left behind; runs in .cirron stay
-	rm -rf $(VENV) $(BENCH) $(COUNTERPARTS) build dist htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(BENCH) $(COUNTERPARTS) $(ORMAS) build dist htmlcov .coverage .coverage.*
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

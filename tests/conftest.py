@@ -16,7 +16,7 @@ from helpers import ProgramRun, RunProgram, StartProgram, read_batches
 
 SRC = Path(__file__).resolve().parent.parent / "src"
 
-_OURS = ("CIRRON_", "OTEL_", "SLURM_")
+_OURS = ("CIRRON_", "K8S_", "KUBEFLOW_", "OTEL_", "RAY_", "SLURM_", "TORCHELASTIC_")
 _OTHERS = (
     "BAGGAGE",
     "COLUMNS",

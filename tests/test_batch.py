@@ -121,7 +121,15 @@ GOLDEN: dict[str, Batch] = {
         ],
     ),
     "snapshots": _batch(snapshots=[_SNAPSHOT]),
-    "logs": _batch(logs=[{"ts_ns": 1, "body": "text"}]),
+    "logs": _batch(
+        logs=[
+            {"ts_ns": 1, "severity_number": 9, "severity_text": "INFO", "event_name": "a.b",
+             "body": "text", "attrs": {"cirron.record.seq": 4}, "trace_id": HIGH + LOW,
+             "span_id": "1" * 16, "trace_flags": 1},
+            {"ts_ns": 2, "severity_number": 13, "severity_text": "WARN", "event_name": "a.b",
+             "body": "text", "attrs": {}},
+        ],
+    ),
     "unknown_keys": _batch(
         unknown={"later": {"x": [1]}},
         spans=[_span(1, "x", None, otel=SpanOtel(trace_id=HIGH, unknown={"more": 1}),

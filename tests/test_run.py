@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +13,22 @@ import pytest
 import cirron_otel as ci
 from helpers import RunProgram, read_spool
 
-GIVEN = [
+#: What every rank of a job knows of the others.
+GROUP = {"WORLD_SIZE": "4", "RANK": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+GIVEN: list[tuple[dict[str, str], str | None]] = [
     ({}, None),
     ({"SLURM_JOB_ID": "77"}, "77"),
     ({"SLURM_JOB_ID": "77", "TORCHELASTIC_RUN_ID": "elastic"}, "elastic"),
     ({"SLURM_JOB_ID": "77", "TORCHELASTIC_RUN_ID": "none"}, "77"),
     ({"TORCHELASTIC_RUN_ID": "elastic", "CIRRON_RUN_ID": "mine"}, "mine"),
+    ({"KUBEFLOW_TRAINING_JOB_ID": "kf", "K8S_JOB_UID": "uid"}, "kf"),
+    ({"K8S_JOB_UID": "uid", "K8S_JOB_NAME": "train"}, "uid"),
+    ({"K8S_JOB_NAME": "train"}, "train"),
+    ({"RAY_JOB_ID": "02000000"}, None),
+    ({"RAY_JOB_ID": "02000000", **GROUP}, "ray-02000000-10.0.0.1-29500"),
+    (GROUP, f"10.0.0.1-29500-{os.getppid()}"),
+    ({**GROUP, "LOCAL_WORLD_SIZE": "4"}, f"10.0.0.1-29500-{os.getppid()}"),
+    ({**GROUP, "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}, "10.0.0.1-29500"),
 ]
 
 
@@ -25,8 +36,7 @@ GIVEN = [
 def test_the_runs_id(
     monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], expected: str | None
 ) -> None:
-    """The id that is given counts, then torchrun's, then Slurm's; else each run has its own."""
-    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    """The id that is given counts, then the launcher's, then what ranks share; else a new one."""
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     found = []

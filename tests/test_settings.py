@@ -114,7 +114,37 @@ CASES = [
         ("all", "own", "all", "own", "all", "own"),
     ),
     _numbers("start_iteration"),
-]
+    Case(
+        "otlp",
+        ("http://a:4318", "https://b/v1/traces", "http://c, http://d", "none", "OFF", "http://e/"),
+        (
+            ({"endpoint": "http://a:4318"},),
+            ({"endpoint": "https://b/v1/traces"},),
+            ({"endpoint": "http://c"}, {"endpoint": "http://d"}),
+            (),
+            (),
+            ({"endpoint": "http://e/"},),
+        ),
+    ),
+    Case(
+        "headers",
+        ("a=1", "b=2, c=3", "d=x%20y", "e=", "f=a=b", "G=1"),
+        ({"a": "1"}, {"b": "2", "c": "3"}, {"d": "x y"}, {"e": ""}, {"f": "a=b"}, {"G": "1"}),
+    ),
+    Case(
+        "forward",
+        ("thread", "process", "OFF", "off", "Thread", "process"),
+        ("thread", "process", "off", "off", "thread", "process"),
+    ),
+    Case("exit_budget", ("0", "1", "2.5", "30", "1e1", ".5"), (0.0, 1.0, 2.5, 30.0, 10.0, 0.5)),
+    Case(
+        "ranks",
+        ("all", "rank0", "first_per_node", "sampled", "RANK0", "all"),
+        ("all", "rank0", "first_per_node", "sampled", "rank0", "all"),
+    ),
+    Case("export_rate", ("0", "1", "2.5", "30", "1e1", ".5"), (0.0, 1.0, 2.5, 30.0, 10.0, 0.5)),
+    _numbers("export_burst"),
+]  # fmt: skip
 
 SOURCES = ("toml", "environment", "constructor", "project", "config", "call")
 
@@ -358,7 +388,7 @@ def test_numbers_of_other_libraries(place: Place) -> None:
 
 def test_shown_settings_mask_secrets(place: Place) -> None:
     """The key can be used, and stands in no text and in no carrier."""
-    extras = {"otlp": {"headers": {"x-api-key": KEY}, "accessToken": KEY, "max_tokens": 5}}
+    extras = {"sender": {"headers": {"x-api-key": KEY}, "accessToken": KEY, "max_tokens": 5}}
     settings = place.resolve({"CIRRON_API_KEY": f"{KEY}\n"}, config=extras)
     assert settings.api_key == KEY
     texts = [repr(settings), repr(settings.__rich_repr__()), repr(settings.describe())]
@@ -367,7 +397,7 @@ def test_shown_settings_mask_secrets(place: Place) -> None:
     assert ("api_key", "***", "CIRRON_API_KEY") in settings.describe()
     carrier = settings.to_carrier()
     assert KEY not in json.dumps(carrier)
-    assert carrier["extras"] == {"otlp": {"max_tokens": 5}}
+    assert carrier["extras"] == {"sender": {"max_tokens": 5}}
     assert Settings.from_carrier(carrier, {}).api_key is None
 
 

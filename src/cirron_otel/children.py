@@ -47,6 +47,21 @@ def carrier(rec: recorder.Recorder, parent: BaseScope) -> str:
     ).decode()
 
 
+def parent_session() -> tuple[int, int] | None:
+    """Trace and span id of the session that a parent process records; None where none does.
+
+    For a child that records by itself. Never raises.
+    """
+    try:
+        found = msgspec.json.decode(os.environ.get(semconv.CARRIER_VARIABLE, ""))
+        if found["version"] != _VERSION or found["pid"] == os.getpid():
+            return None
+        parent = found["parent"]
+        return int(parent["trace_id"], 16), int(parent["id"][:16], 16)
+    except (msgspec.DecodeError, KeyError, TypeError, ValueError):
+        return None
+
+
 def start_from_carrier() -> recorder.Recorder | None:
     """Start this process's recorder from the carrier, once; None if there is none for it."""
     if not _Way.open:

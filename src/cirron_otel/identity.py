@@ -39,23 +39,47 @@ _SCHEDULERS = {
     "k8s.node.name": "K8S_NODE_NAME",
     "k8s.container.name": "K8S_CONTAINER_NAME",
     "k8s.job.name": "K8S_JOB_NAME",
+    "k8s.job.uid": "K8S_JOB_UID",
 }
 
 
 def run_id(settings: Settings) -> str:
-    """The run's id: given, the launcher's (torchrun, SLURM), else a new one."""
+    """The run's id: given, else the one that the launcher gave all ranks, else a new one.
+
+    ``TORCHELASTIC_RESTART_COUNT`` has no part in it: after a restart workers differ in it.
+    """
     environ = os.environ
     for given in (
         settings.run_id,
         environ.get("TORCHELASTIC_RUN_ID"),
+        environ.get("KUBEFLOW_TRAINING_JOB_ID"),
         environ.get("SLURM_JOB_ID"),
+        environ.get("K8S_JOB_UID"),
+        environ.get("K8S_JOB_NAME"),
     ):
         if given is not None and given not in _NO_ID:
             return given
-    if settings.world_size > 1 and environ.get("MASTER_ADDR"):
-        # Every rank must find the same one without talking: they share their rendezvous.
-        return f"{environ['MASTER_ADDR']}-{environ.get('MASTER_PORT', '0')}-{os.getppid()}"
+    if settings.world_size > 1 and (shared := _shared_by_ranks(settings, environ)):
+        return shared
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def _shared_by_ranks(settings: Settings, environ: Mapping[str, str]) -> str:
+    """What every rank finds without talking to the others: their rendezvous and Ray's job.
+
+    Ray numbers the jobs of each cluster from one, so that the number alone tells no two runs apart.
+    Empty where there is nothing.
+    """
+    parts = []
+    if job := environ.get("RAY_JOB_ID"):
+        parts.append(f"ray-{job}")
+    if address := environ.get("MASTER_ADDR"):
+        parts.append(f"{address}-{environ.get('MASTER_PORT', '0')}")
+        # One launcher starts all ranks of one machine, and another those of the next.
+        several = environ.get("LOCAL_WORLD_SIZE", "") not in {"", str(settings.world_size)}
+        if not job and not several:
+            parts.append(str(os.getppid()))
+    return "-".join(parts)
 
 
 def host_name() -> str:

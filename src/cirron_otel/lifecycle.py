@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel import children, recorder, semconv
 from cirron_otel.context import attach_context, get_current
-from cirron_otel.flush_thread import THREAD_NAME
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
 _SIGNAL_WAIT_S = 1.0
 _EXIT_WAIT_S = 0.5
+#: They must not keep a session alive in their context.
+_OUR_THREADS = "cirron-otel-"
 _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
@@ -92,7 +93,7 @@ class Lifecycle:
     def _make_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def start(thread: threading.Thread) -> None:
-            if self.active and thread.name != THREAD_NAME:
+            if self.active and not thread.name.startswith(_OUR_THREADS):
                 context = get_current()
                 if context:
                     thread.run = functools.partial(_run_in, thread, thread.run, context)  # type: ignore[method-assign]
@@ -168,7 +169,8 @@ class Lifecycle:
         Runs on the main thread between two bytecodes, which may hold any lock: none is taken.
         """
         rec = self._rec
-        fatal = previous is signal.SIG_DFL
+        # A training record's handler ends the process too, after the record.
+        fatal = previous is signal.SIG_DFL or getattr(previous, "ends_process", False)
         if self.active and rec.flushes.alive:
             if fatal:
                 rec.last_words = signal.Signals(number).name

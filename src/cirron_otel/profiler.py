@@ -121,7 +121,7 @@ class Profiler:
         """Show what was recorded so far; see :func:`trace`."""
         return _tree(self._rec, format, name, last, file)
 
-    def shutdown(self, timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
+    def shutdown(self, timeout: float | None = None) -> bool:
         """End the session, write everything, undo every patch; see :func:`shutdown`."""
         with _lock:
             rec = self._rec
@@ -133,7 +133,7 @@ class Profiler:
                 return True
             return _safely(rec, "shutdown", lambda: self._end(rec, timeout), instead=False)
 
-    def _end(self, rec: Recorder, timeout: float) -> bool:
+    def _end(self, rec: Recorder, timeout: float | None) -> bool:
         """Every step, whatever becomes of the one before it."""
         try:
             if self._hooks is not None:
@@ -198,6 +198,13 @@ class Cirron:
         trace_max_spans: int | None = None,
         run_id: str | None = None,
         start_iteration: int | None = None,
+        otlp: Any = None,  # noqa: ANN401 - a URL, several, or a mapping
+        headers: Mapping[str, str] | None = None,
+        forward: str | None = None,
+        exit_budget: float | None = None,
+        ranks: str | None = None,
+        export_rate: float | None = None,
+        export_burst: int | None = None,
     ) -> Profiler:
         """Start recording; see :func:`cirron_otel.profile`."""
         with _lock:
@@ -223,6 +230,13 @@ class Cirron:
                 "trace_max_spans": trace_max_spans,
                 "run_id": run_id,
                 "start_iteration": start_iteration,
+                "otlp": otlp,
+                "headers": headers,
+                "forward": forward,
+                "exit_budget": exit_budget,
+                "ranks": ranks,
+                "export_rate": export_rate,
+                "export_burst": export_burst,
             }
             settings = resolve(
                 call=call, constructor=self._given, config=config, config_path=config_path
@@ -295,7 +309,7 @@ class Cirron:
         """As :func:`cirron_otel.health`."""
         return health()
 
-    def shutdown(self, timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
+    def shutdown(self, timeout: float | None = None) -> bool:
         """As :func:`cirron_otel.shutdown`."""
         return shutdown(timeout)
 
@@ -336,6 +350,13 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     trace_max_spans: int | None = None,
     run_id: str | None = None,
     start_iteration: int | None = None,
+    otlp: Any = None,  # noqa: ANN401 - a URL, several, or a mapping
+    headers: Mapping[str, str] | None = None,
+    forward: str | None = None,
+    exit_budget: float | None = None,
+    ranks: str | None = None,
+    export_rate: float | None = None,
+    export_burst: int | None = None,
 ) -> Profiler:
     """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
 
@@ -344,7 +365,9 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     ``[]`` for none), ``flush_interval`` seconds between writes. More keywords:
     ``config_path`` (a cirron.yaml), ``resources`` (of ``"cpu"``, ``"memory"``), ``signals``,
     ``spans`` (``"own"`` or ``"all"``), ``set_global``, ``trace_max_spans``, ``run_id``,
-    ``start_iteration``.
+    ``start_iteration``; and of what leaves the machine ``otlp`` (a URL, several, or a mapping from
+    URL to options), ``headers`` for it, ``forward`` (``"thread"``, ``"process"`` or ``"off"``),
+    ``exit_budget`` (seconds), ``ranks``, ``export_rate`` and ``export_burst``.
 
     Raises :class:`~cirron_otel.errors.ConfigurationError` or
     :class:`~cirron_otel.errors.CirronDependencyError` for a value that cannot be used, before any
@@ -368,6 +391,13 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
         trace_max_spans=trace_max_spans,
         run_id=run_id,
         start_iteration=start_iteration,
+        otlp=otlp,
+        headers=headers,
+        forward=forward,
+        exit_budget=exit_budget,
+        ranks=ranks,
+        export_rate=export_rate,
+        export_burst=export_burst,
     )
 
 
@@ -386,21 +416,23 @@ def watch(model: _T, *more: Any) -> _T:
 
 
 def flush(timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
-    """Write everything recorded so far to the spool.
+    """Write everything recorded so far to the spool, and have it delivered from there.
 
-    Waits at most ``timeout`` seconds; True when it is on disk (or nothing is recorded).
-    Never raises.
+    Waits at most ``timeout`` seconds; True when it is on disk (or nothing is recorded). The
+    delivery is not waited for. Never raises.
     """
     rec = recorder._current  # noqa: SLF001
     return True if rec is None else _safely(rec, "flush", lambda: rec.flush(timeout), instead=False)
 
 
-def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
-    """End the recording: close what is open, write everything, undo every hook and patch.
+def shutdown(timeout: float | None = None) -> bool:
+    """End the recording: close what is open, write and deliver everything, undo every patch.
 
-    Waits at most ``timeout`` seconds; False if something could not be written in time (then
-    ``health()`` counted it). A second call does nothing. A new ``profile()`` may follow. Never
-    raises.
+    Waits at most ``timeout`` seconds in all; without one, 5 s for the disk and then
+    ``exit_budget`` seconds (default 3) for destinations. What those did not take in time stays
+    on disk, and one line in the log says how to send it. False if something could not be *written*
+    in time (then ``health()`` counted it). A second call does nothing. A new ``profile()`` may
+    follow. Never raises.
     """
     running = _running()
     if running is not None:
@@ -411,7 +443,7 @@ def shutdown(timeout: float = recorder.SHUTDOWN_TIMEOUT_S) -> bool:
     return _safely(rec, "shutdown", lambda: _end_child(rec, timeout), instead=False)
 
 
-def _end_child(rec: Recorder, timeout: float) -> bool:
+def _end_child(rec: Recorder, timeout: float | None) -> bool:
     """End a recording that the parent's carrier started; no profiler owns it."""
     children.close_way()
     recorder.early_marks.wanted = False

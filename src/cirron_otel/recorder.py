@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET
@@ -17,10 +18,11 @@ from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from cirron_otel import identity, ids, marks, run_state, semconv, windows
-from cirron_otel._guard import Guard
+from cirron_otel._guard import Guard, logger
 from cirron_otel.clock import Clock
 from cirron_otel.context import get_current
 from cirron_otel.core import RecorderCore
+from cirron_otel.cursors import Delivered
 from cirron_otel.errors import SpoolError
 from cirron_otel.joined import JoinedSpans
 from cirron_otel.process_usage import ProcessUsage
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cirron_otel.batch import MarkRecord, SpanRecord
+    from cirron_otel.forward_process import ForwardProcess
+    from cirron_otel.forwarder import Forwarder
     from cirron_otel.settings import Settings
 
 #: The recorder of this process, or None.
@@ -97,12 +101,19 @@ class Recorder(RecorderCore):
         self.recovers = carrier is None
         #: Set by a signal that will end the process: its name.
         self.last_words: str | None = None
+        #: What else ends with this process: called with the signal that ends it, None where none
+        #: does, before the last flush; on the flush thread or the one that ends the process.
+        self.endings: list[Callable[[str | None], object]] = []
         #: Whether the interpreter is ending (set by the atexit handler).
         self.at_exit = False
         self.out = SpoolWriter(self)
         self.spool, self.batcher, self.flushes = self.out.spool, self.out.batcher, self.out.flushes
-        self.append_span = self._first_span
-        self.append_mark = self._first_mark
+        self.spool.evict_order = Delivered(self.spool.root)
+        #: What takes the spool's batches to their destinations; None in a child, and where nothing
+        #: is to be delivered from this process.
+        self.delivery: Forwarder | ForwardProcess | None = None
+        self._destinations: list[dict[str, Any]] = []
+        self._await_first_row()
         #: Takes back what was patched for a recorder that no profiler owns (a child's).
         self.undo: Callable[[], None] | None = None
         self.is_child = carrier is not None
@@ -256,14 +267,18 @@ class Recorder(RecorderCore):
 
     # --- flushing ---------------------------------------------------------------------------------
 
+    def _await_first_row(self) -> None:
+        self.append_span, self.append_mark = self._first_span, self._first_mark
+        self.span_rows = self.mark_rows = None
+
     def _first_span(self, row: SpanRecord) -> None:
         self.ensure_started()
-        self.append_span = self.batcher.spans.append
+        self.append_span, self.span_rows = self.batcher.way_in("spans")
         self.append_span(row)
 
     def _first_mark(self, row: MarkRecord) -> None:
         self.ensure_started()
-        self.append_mark = self.batcher.marks.append
+        self.append_mark, self.mark_rows = self.batcher.way_in("marks")
         self.append_mark(row)
 
     def ensure_started(self) -> None:
@@ -282,11 +297,21 @@ class Recorder(RecorderCore):
         """The name this process writes under, once it has begun to write."""
         return self.batcher.envelope.get("writer")
 
+    def end_others(self, signal_name: str | None) -> None:
+        """Have what ends with this process end now."""
+        endings, self.endings = self.endings, []
+        for ending in endings:
+            try:
+                ending(signal_name)
+            except Exception as error:  # noqa: BLE001 - the others must still end
+                self.guard.swallow("endings", error)
+
     def say_last_words(self) -> bool:
         """If the process ends by a signal after this flush: close what is open. Flush thread."""
         signal_name, self.last_words = self.last_words, None
         if signal_name is None:
             return False
+        self.end_others(signal_name)
         self.out.ending = True
         session = self.session
         if session is not None and not self.is_child:
@@ -295,8 +320,13 @@ class Recorder(RecorderCore):
         return True
 
     def flush(self, timeout: float = FLUSH_TIMEOUT_S) -> bool:
-        """Write everything recorded so far; waits at most ``timeout`` s; says if it is done."""
+        """Write everything recorded so far; waits at most ``timeout`` s; says if it is done.
+
+        Its delivery begins at once, but is not waited for.
+        """
         done = self.flushes.request(timeout)
+        if self.delivery is not None:
+            self.delivery.wake()
         return done and not self.batcher.disk_refuses
 
     # --- the end ----------------------------------------------------------------------------------
@@ -323,6 +353,7 @@ class Recorder(RecorderCore):
 
     def finalize(self, timeout: float = 0.5) -> None:
         """The process ends now, without a proper shutdown: close, write, release; bounded."""
+        self.end_others(None)
         if self.flushes.started or self.open:
             self.out.ending = True
             self.close_open_scopes()
@@ -330,14 +361,24 @@ class Recorder(RecorderCore):
             self.flush(timeout)
         self.out.release()
 
-    def shutdown(self, timeout: float = SHUTDOWN_TIMEOUT_S) -> bool:
-        """End the session and write everything; waits at most ``timeout`` seconds."""
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """End the session, write everything, deliver what can be delivered.
+
+        Waits at most ``timeout`` seconds in all; without one, :data:`SHUTDOWN_TIMEOUT_S` for the
+        disk and then the exit budget for the delivery. What is not delivered stays in the spool:
+        the answer is about the disk alone.
+        """
         if not self.active:
             return True
+        began = time.monotonic()
+        budget = self.settings.exit_budget
+        disk_timeout = SHUTDOWN_TIMEOUT_S if timeout is None else timeout
         error = None
         if sys.exc_info()[1] is None:
             error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
         session = self.session
+        if self.at_exit:
+            self.end_others(None)
         if self.loops is not None:
             self.loops.shut_down()
         self.close_open_scopes(error=error if self.at_exit else None)
@@ -345,16 +386,38 @@ class Recorder(RecorderCore):
         if session is not None and session._state == ENDED:  # noqa: SLF001
             session.restore_after_session()
         self.out.ending = True
-        self.out.resolve(wait_s=min(1.0, timeout / 4))
-        # The thread ends also where the last flush does not: nobody would write for it later.
-        done = self.flushes.stop(timeout) and not self.batcher.disk_refuses
+        self.out.resolve(wait_s=min(1.0, disk_timeout / 4))
+        deadline = time.monotonic() + disk_timeout
+        self.flushes.request(disk_timeout)
+        # Scopes that other threads had just opened have ended meanwhile. The thread ends also where
+        # the last flush does not: nobody would write for it later.
+        left_s = max(0.0, deadline - time.monotonic())
+        done = self.flushes.stop(left_s) and not self.batcher.disk_refuses
         left = self.batcher.queued + sum(sealed.rows for sealed in self.batcher.sealed)
         if left:
             self.guard.lost("not_written_at_shutdown", left)
             self.guard.repeat_warning("shutdown", f"{left} rows could not be written in time")
         self.spans.shutdown()
         self.out.release()
+        if timeout is not None:
+            budget = min(budget, max(0.0, began + timeout - time.monotonic()))
+        self._deliver_rest(budget)
         return done and not left
+
+    def _deliver_rest(self, budget: float) -> None:
+        """End the delivery within ``budget`` seconds, and say what is left for the next run."""
+        delivery, self.delivery = self.delivery, None
+        if delivery is None:
+            return
+        from cirron_otel.forwarder import describe_left  # noqa: PLC0415 - loaded by then
+
+        try:
+            left = describe_left(delivery.stop(budget), self.spool.root)
+            if left is not None:
+                logger.warning("cirron-otel: %s", left)
+            self._destinations = delivery.health()
+        except Exception as error:  # noqa: BLE001 - the batches are on disk
+            self.guard.swallow("deliver", error)
 
     def parent_in_child(self, scope: BaseScope) -> BaseScope:
         """Who is the parent, in a forked child, of what opens under an inherited scope.
@@ -387,6 +450,9 @@ class Recorder(RecorderCore):
         Nothing runs here until the child records something of its own.
         """
         self.out.after_fork()
+        if self.delivery is not None:
+            self.delivery.after_fork()
+            self.delivery = None
         self.pid = os.getpid()
         self.window_lock = threading.RLock()
         self.is_child = True
@@ -395,8 +461,8 @@ class Recorder(RecorderCore):
         self.open.clear()
         self.span_ids.clear()
         self.mark_ids.clear()
-        self.append_span = self._first_span
-        self.append_mark = self._first_mark
+        self._await_first_row()
+        self.endings = []
         self.guard.losses.clear()
         self.guard.swallowed.clear()
         if self.loops is not None:
@@ -407,6 +473,9 @@ class Recorder(RecorderCore):
     def health(self) -> dict[str, Any]:
         """Counts and states of this recorder; see ``cirron_otel.health``."""
         losses = dict(self.guard.losses)
+        if self.spool.evicted_undelivered:
+            losses["evicted_undelivered"] = self.spool.evicted_undelivered
+        delivery = self.delivery
         marks = sum(
             count for reason, count in losses.items()
             if "mark" in reason or reason in _MARK_LOSSES
@@ -439,6 +508,9 @@ class Recorder(RecorderCore):
             "provider": self.spans.description,
             "run_id": self.run_id,
             "attempt": self.run_state.attempt,
+            "forward": "off" if self.is_child else self.settings.forward,
+            "destinations": self._destinations if delivery is None else delivery.health(),
+            "forward_restart_count": 0 if delivery is None else delivery.restarts,
         }  # fmt: skip
 
 

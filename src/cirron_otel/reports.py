@@ -7,6 +7,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
+from cirron_otel import transport
 from cirron_otel.errors import CirronError, ConfigurationError
 from cirron_otel.provider import sdk_disabled
 from cirron_otel.reading import nodes, notes, sessions, text
@@ -21,6 +22,7 @@ _IDLE_HEALTH: dict[str, Any] = {
     "spool_bytes": 0, "flush_mode": "stopped", "flush_restart_count": 0, "flush_latency_ns": 0,
     "producer_assists": 0, "queued_rows": 0, "pending_device_values": 0, "disk_refuses": False,
     "scope_depth": -1, "open_scopes": 0, "provider": None, "run_id": None, "attempt": None,
+    "forward": None, "destinations": [], "forward_restart_count": 0,
 }  # fmt: skip
 
 
@@ -28,18 +30,18 @@ def health_of(
     rec: Recorder | None, installed_hooks: list[str], platform_context: dict[str, str]
 ) -> dict[str, Any]:
     """The answer of ``health()``: the same keys in every state. Takes a directory listing."""
-    answer = {"enabled": False, **_IDLE_HEALTH}
+    answer = {"enabled": False, **_IDLE_HEALTH, "transport": None}
     try:
         if rec is not None:
             answer.update(rec.health())
             answer["enabled"] = rec.active
+            answer["transport"] = transport.word(rec.settings)
     except Exception as error:  # noqa: BLE001 - a health report never fails
         answer["health_error"] = repr(error)
     answer["snapshots"] = "not installed"
     answer["installed_hooks"] = installed_hooks
     answer["frameworks_installed"] = installed_hooks
     answer["platform_context"] = platform_context
-    answer["transport"] = None if rec is None else "file_only"
     answer["otel"] = "disabled by OTEL_SDK_DISABLED" if sdk_disabled() else "enabled"
     return answer
 

@@ -67,11 +67,65 @@ MARK_DEFERRED = "cirron.mark.deferred"
 MARK_NONFINITE = "cirron.mark.value_nonfinite"
 MARK_VALUE = "value"
 
+# --- announcements --------------------------------------------------------------------------------
+#: On the span that says, in OTLP only, that a scope is still open.
+PENDING = "cirron.pending"
+#: On the root of a trace (a window's, the session's): what the export budget left out of it.
+LEFT_OUT_SPANS = "cirron.left_out.spans"
+LEFT_OUT_STEPS = "cirron.left_out.steps"
+
 # --- marks of ours --------------------------------------------------------------------------------
 #: What our own instrumentation took out of the scope it is on, in ns.
 OVERHEAD = "cirron.overhead_ns"
 #: Attribute of a mark whose value was sampled, not measured each time.
 ESTIMATED = "estimated"
+
+# --- metrics --------------------------------------------------------------------------------------
+# Units, kinds and attributes are in `otlp/instruments.py`; how they are made in `docs/metrics.md`.
+TRAIN_LOSS = "cirron.train.loss"
+TRAIN_GRAD_NORM = "cirron.train.grad_norm"
+TRAIN_LEARNING_RATE = "cirron.train.learning_rate"
+TRAIN_TOKENS = "cirron.train.tokens"
+TRAIN_SAMPLES = "cirron.train.samples"
+STEP_DURATION = "cirron.step.duration"
+PHASE_DURATION = "cirron.phase.duration"
+LAST_STEP_TIME = "cirron.last_step.time"
+#: The last value of every other mark with a number.
+MARK_METRIC = "cirron.mark"
+#: Marks that were NaN or infinite: such a value is no point of any series.
+NONFINITE_METRIC = "cirron.mark.nonfinite"
+QUEUE_AGE = "cirron.queue.age"
+QUEUE_BATCHES = "cirron.queue.batches"
+QUEUE_SIZE = "cirron.queue.size"
+DELIVERY_BATCHES = "cirron.delivery.batches"
+DELIVERY_FAILURES = "cirron.delivery.failures"
+DROPPED_METRIC = "cirron.dropped"
+
+# --- attributes of their points -------------------------------------------------------------------
+PHASE = "cirron.phase"
+DESTINATION = "cirron.destination"
+#: Of a mark: its name.
+NAME = "name"
+#: Of what was lost: why, a key of ``health()["losses"]``.
+REASON = "reason"
+#: Of a batch: ``delivered``, ``rejected`` (set aside) or ``gone`` (evicted, cleared).
+OUTCOME = "outcome"
+#: OpenTelemetry's: everything past the cap on series.
+OVERFLOW = "otel.metric.overflow"
+
+# --- the training record --------------------------------------------------------------------------
+#: Name of the log record that anchors a training record: its head at one moment.
+RECORD_ANCHOR = "cirron.record.anchor"
+#: Attributes of an anchor; the first three also stand on the scope it was made in (its last one).
+RECORD_RUN_ID = "cirron.record.run_id"
+RECORD_SEQ = "cirron.record.seq"
+RECORD_HASH = "cirron.record.hash"
+RECORD_METRICS_DIGEST = "cirron.record.metrics_digest"
+RECORD_METRICS_ROWS = "cirron.record.metrics_rows"
+RECORD_NAME = "cirron.record.name"
+#: What the anchor was made at: ``run_start``, ``check`` or ``run_end``.
+RECORD_EVENT = "cirron.record.event"
+RECORD_STEP = "cirron.record.step"
 
 # --- resource -------------------------------------------------------------------------------------
 SERVICE_NAME = "service.name"

@@ -25,6 +25,8 @@ SNAPSHOT_MODES = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout")
 RESOURCES = ("cpu", "memory")
 SPAN_CHOICES = ("own", "all")
+FORWARD_CHOICES = ("thread", "process", "off")
+RANK_CHOICES = ("all", "rank0", "first_per_node", "sampled")
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
 _FALSE = frozenset({"false", "0", "no", "off"})
@@ -55,6 +57,7 @@ _SECRET_WORDS = frozenset(
     }
 )
 _DEEPEST = 8
+_LOGIN = re.compile(r"//[^/?#\s'\"]*@")
 
 
 class Wrong(ValueError):  # noqa: N818 - never leaves this package: it becomes ConfigurationError
@@ -86,17 +89,18 @@ def shown(name: str, value: object) -> str:
     if value is not None and is_secret(name):
         return MASK
     try:
+        value = masked(value) if isinstance(value, (dict, list)) else value
         text = repr(os.fspath(value) if isinstance(value, os.PathLike) else value)
     except Exception:  # noqa: BLE001 - a foreign repr must not hide the message it is part of
         text = f"<{type(value).__name__}>"
-    if name == "api_endpoint":
-        text = re.sub(r"//[^/?#]*@", f"//{MASK}@", text)
+    if name in {"api_endpoint", "otlp"}:
+        text = _LOGIN.sub(f"//{MASK}@", text)
         text = re.sub(r"([?#])[^'\"]*", rf"\1{MASK}", text)
     return text if len(text) <= _SHOWN_CHARS else f"{text[:_SHOWN_CHARS]}..."
 
 
 def masked(value: object, depth: int = 0) -> object:
-    """A copy of a value for showing: what stands under a secret's name is masked."""
+    """A copy of a value for showing: secrets' values and the logins of URLs are masked."""
     if depth > _DEEPEST:
         return "..."
     if isinstance(value, dict):
@@ -106,7 +110,9 @@ def masked(value: object, depth: int = 0) -> object:
         }
     if isinstance(value, list):
         return [masked(item, depth + 1) for item in value]
-    return value
+    if isinstance(value, tuple):
+        return tuple(masked(item, depth + 1) for item in value)
+    return _LOGIN.sub(f"//{MASK}@", value) if isinstance(value, str) else value
 
 
 def json_of(value: object, depth: int = 0) -> object:
@@ -203,6 +209,14 @@ def seconds(value: object) -> float:
     """A finite number of seconds above 0."""
     number = float(_number(value))
     if not (math.isfinite(number) and 0 < number <= _LONGEST_INTERVAL_S):
+        raise ValueError
+    return number
+
+
+def amount(value: object) -> float:
+    """A finite number, 0 or more."""
+    number = float(_number(value))
+    if not (math.isfinite(number) and 0 <= number <= _LONGEST_INTERVAL_S):
         raise ValueError
     return number
 
@@ -323,6 +337,65 @@ def url_path(value: object) -> str:
     return text
 
 
+def headers(value: object) -> dict[str, str]:
+    """Headers of HTTP or gRPC, given as a mapping or as OTel's text ``name=value,name=value``."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",") if part.strip()]
+        if not all(separator for _, separator, _ in pairs):
+            raise Wrong("a part of it has no '='")
+        from urllib.parse import unquote  # noqa: PLC0415 - only where headers are given
+
+        given: Mapping[object, object] = {
+            name.strip(): unquote(text.strip()) for name, _, text in pairs
+        }
+    elif isinstance(value, Mapping):
+        given = value
+    else:
+        raise TypeError
+    found: dict[str, str] = {}
+    for name, text in given.items():
+        if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+", name):
+            raise Wrong("one of the names is no header's name")
+        if not isinstance(text, str) or not text.isascii() or not text.isprintable():
+            raise Wrong("one of the values is no text of printable ASCII characters")
+        found[name] = text
+    return found
+
+
+def otlp_receivers(value: object) -> tuple[dict[str, object], ...] | bool:
+    """Receivers of OTLP: a URL, a mapping, or several of them; ``none`` (or false) for none.
+
+    The result holds one mapping with ``endpoint`` for each; ``True`` stands for what OTel's
+    variables, or its defaults, say. A mapping from URLs to options is several receivers. What
+    the options may be is known to :mod:`cirron_otel.destinations.otlp_settings`.
+    """
+    word = value.strip().lower() if isinstance(value, str) else value
+    if word is False or (isinstance(word, str) and word in _OFF):
+        return ()
+    if word is True or word == "true":
+        return True
+    if isinstance(value, str):
+        value = [part.strip() for part in value.split(",") if part.strip()]
+    elif isinstance(value, Mapping):
+        several = not value.keys() & {"endpoint", "traces_endpoint"}
+        value = [_receiver(u, o) for u, o in value.items()] if several else [value]
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, bytearray)):
+        raise TypeError
+    found = tuple(
+        {str(k): v for k, v in one.items()} if isinstance(one, Mapping) else _receiver(one, None)
+        for one in value
+    )
+    if not found:
+        raise Wrong("it is empty")
+    return found
+
+
+def _receiver(url: object, options: object) -> dict[str, object]:
+    if options is not None and not isinstance(options, Mapping):
+        raise Wrong(f"{type(options).__name__} stands where options of a receiver should")
+    return {"endpoint": token(url), **{str(key): item for key, item in (options or {}).items()}}
+
+
 def _listed(options: tuple[str, ...]) -> str:
     return ", ".join(options[:-1]) + f" or {options[-1]}"
 
@@ -333,7 +406,6 @@ def _count(low: int) -> str:
 
 _BOOLEAN = Rule(boolean, "true or false (1 or 0, yes or no, on or off)")
 _ID = Rule(_text, "a text of printable characters")
-
 #: Every setting by name, in the order in which they are shown.
 RULES: dict[str, Rule] = {
     "enabled": _BOOLEAN,
@@ -354,6 +426,19 @@ RULES: dict[str, Rule] = {
     "pipeline_id": _ID,
     "deployment_id": _ID,
     "model_id": _ID,
+    "otlp": Rule(
+        otlp_receivers,
+        "a URL such as http://collector:4318, several of them, a mapping from URL to options, "
+        "or none",
+    ),
+    "headers": Rule(
+        headers, "a mapping from names to texts, or text such as name=value,name=value"
+    ),
+    "forward": Rule(choice(FORWARD_CHOICES), _listed(FORWARD_CHOICES)),
+    "exit_budget": Rule(amount, "a number of seconds, 0 or more"),
+    "ranks": Rule(choice(RANK_CHOICES), _listed(RANK_CHOICES)),
+    "export_rate": Rule(amount, "a number of spans per second, 0 (for none) or more"),
+    "export_burst": Rule(whole(0), _count(0)),
     "output": Rule(names(OUTPUTS, none_wins=True), f"{_listed((*OUTPUTS, 'none'))}, or several"),
     "trace_buffer_max_spans": Rule(whole(0), _count(0)),
     "trace_max_spans": Rule(whole(10), _count(10)),

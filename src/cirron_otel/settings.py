@@ -68,8 +68,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Every setting of one run. ``sources`` says of each where it came from.
 
     ``frameworks`` is ``None`` for "those that are installed" and ``()`` for none; ``snapshots``
-    is ``None`` for off; ``output`` is ``()`` for "none". ``extras`` holds the keys of the
-    ``profiling:`` section and of ``config=`` that are no settings, such as
+    is ``None`` for off; ``output`` is ``()`` for "none"; ``otlp`` has a mapping
+    with ``endpoint`` and options for each receiver, is ``None`` for "what OTel's variables ask
+    for" and ``()`` for none; ``headers`` go to its receivers. ``extras`` holds the keys
+    of the ``profiling:`` section and of ``config=`` that are no settings, such as
     ``torch: {epoch_steps: 500}``. From :func:`resolve`, ``output_dir`` is absolute, so that a
     later ``os.chdir`` does not move the spool.
     """
@@ -89,6 +91,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     pipeline_id: str | None = None
     deployment_id: str | None = None
     model_id: str | None = None
+    otlp: tuple[dict[str, object], ...] | bool | None = None
+    headers: dict[str, str] | None = None
+    forward: Literal["thread", "process", "off"] = "thread"
+    exit_budget: float = 3.0
+    ranks: Literal["all", "rank0", "first_per_node", "sampled"] = "all"
+    export_rate: float = 200.0
+    export_burst: int = 20_000
     output: tuple[str, ...] = ("spool",)
     trace_buffer_max_spans: int = 100_000
     trace_max_spans: int = 2000
@@ -120,7 +129,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(value, bool):
             return str(value).lower()
         if isinstance(value, tuple):
-            return ", ".join(value) or "none"
+            return ", ".join(map(_item_text, value)) or "none"
         if isinstance(value, dict):
             return repr(rules.masked(value)) if value else "none"
         return str(value)
@@ -137,11 +146,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def to_carrier(self) -> dict[str, object]:
         """What a child process needs, as JSON types; no secret and no default is in it.
 
-        Left out of ``extras`` are keys that may hold a secret and what JSON has no word for.
+        Receivers of OTLP stay out too: a child sends nothing. Left out of ``extras`` are keys
+        that may hold a secret and what JSON has no word for.
         """
         settings: dict[str, object] = {}
         for name in rules.RULES:
-            if rules.is_secret(name):
+            if rules.is_secret(name) or name == "otlp":
                 continue
             value: object = getattr(self, name)
             if name in self.sources or value != _DEFAULTS[name]:
@@ -185,6 +195,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if isinstance(where := sources.get(_EXTRAS), str):
             found.sources[_EXTRAS] = where
         return found.settings()
+
+
+def _item_text(item: object) -> str:
+    if not isinstance(item, dict):
+        return str(item)
+    options = {key: one for key, one in item.items() if key != "endpoint"}
+    return f"{rules.masked(item.get('endpoint', ''))} {rules.masked(options or '')}".strip()
 
 
 _DEFAULTS: dict[str, object] = {name: getattr(Settings(), name) for name in rules.RULES}

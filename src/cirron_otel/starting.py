@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import baggage
 from opentelemetry import trace as otel_trace
+from opentelemetry.baggage.propagation import W3CBaggagePropagator
 from opentelemetry.sdk.trace import TracerProvider as SdkTracerProvider
-from opentelemetry.trace import Link
+from opentelemetry.trace import Link, SpanContext, TraceFlags
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from cirron_otel import recorder, scopes
+from cirron_otel import children, recorder, scopes, transport
 from cirron_otel._guard import Guard, logger
+from cirron_otel.cursors import Delivered
 from cirron_otel.hooks import HookSet
 from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.provider import sdk_disabled
 from cirron_otel.version import VERSION
 
 if TYPE_CHECKING:
+    from cirron_otel.destinations.base import DestinationSpec
     from cirron_otel.recorder import Recorder
     from cirron_otel.settings import Settings
 
@@ -37,7 +42,9 @@ def start(settings: Settings) -> Started:
     guard = Guard()
     disabled = sdk_disabled()
     provider = None if disabled else _application_provider()
-    hooks = HookSet.choose(settings.frameworks)  # may raise, before there is any effect
+    # These two may raise, before there is any effect.
+    hooks = HookSet.choose(settings.frameworks)
+    destinations = transport.resolve(settings, joined=provider is not None)
     lifecycle: Lifecycle | None = None
     rec: Recorder | None = None
     try:
@@ -51,6 +58,7 @@ def start(settings: Settings) -> Started:
         lifecycle = Lifecycle(rec)
         lifecycle.install()
         hooks.install(rec)
+        _start_delivery(rec, destinations)
         if settings.set_global and provider is None and not disabled:
             otel_trace.set_tracer_provider(rec.spans.provider)
     except Exception as error:  # noqa: BLE001 - see _guard
@@ -59,6 +67,48 @@ def start(settings: Settings) -> Started:
         guard.swallow("profile", error)
         return None, None, None
     return rec, hooks, lifecycle
+
+
+def _start_delivery(rec: Recorder, destinations: list[DestinationSpec]) -> None:
+    """Have the spool drained to its destinations, in a thread or a process. Does not block."""
+    settings = rec.settings
+    # Also where another program delivers: what it was to deliver shall not leave first.
+    rec.spool.evict_order = Delivered(rec.spool.root, [spec.name for spec in destinations])
+    if not destinations or settings.forward == "off":
+        return
+    if settings.forward == "process" and _helper_can_be_started(rec.guard):
+        from cirron_otel.forward_process import ForwardProcess  # noqa: PLC0415 - delivery only
+
+        rec.delivery = ForwardProcess(
+            rec.spool.root,
+            destinations,
+            guard=rec.guard,
+            max_bytes=settings.spool_max_bytes,
+            exit_budget=settings.exit_budget,
+        )
+    else:
+        from cirron_otel.forwarder import Forwarder  # noqa: PLC0415 - as above
+
+        rec.delivery = Forwarder(
+            [rec.spool.root],
+            [transport.connect(spec, rec.guard) for spec in destinations],
+            guard=rec.guard,
+            max_bytes=settings.spool_max_bytes,
+        )
+    rec.delivery.start()
+
+
+def _helper_can_be_started(guard: Guard) -> bool:
+    from cirron_otel.forward_process import can_be_started  # noqa: PLC0415 - delivery only
+
+    if can_be_started():
+        return True
+    guard.warn(
+        "forward_process",
+        f"forward='process' needs a Python interpreter, and {sys.executable or 'this program'} is "
+        "none: a thread delivers in place of it",
+    )
+    return False
 
 
 def _undo_start(
@@ -106,16 +156,30 @@ def _session_attributes(rec: Recorder) -> dict[str, Any]:
 
 
 def _inherited_links() -> list[Link]:
-    """What the session came from: the current span, or ``TRACEPARENT`` of the environment."""
+    """What the session came from, as far as this process was told.
+
+    The current span, or else ``TRACEPARENT`` of the environment with ``BAGGAGE`` on the link; and
+    the session of a parent process that records too.
+    """
+    links: list[Link] = []
     span = otel_trace.get_current_span()
     current = span.get_span_context()
     # A span that has ended (of a session that another thread shut down) stays in this context.
-    if not current.is_valid or getattr(span, "end_time", None) is not None:
+    if current.is_valid and getattr(span, "end_time", None) is None:
+        links.append(Link(current))
+    else:
         carrier = {
             key.lower(): os.environ[key]
-            for key in ("TRACEPARENT", "TRACESTATE")
+            for key in ("TRACEPARENT", "TRACESTATE", "BAGGAGE")
             if key in os.environ
         }
         context = TraceContextTextMapPropagator().extract(carrier)
         current = otel_trace.get_current_span(context).get_span_context()
-    return [Link(current)] if current.is_valid else []
+        if current.is_valid:
+            said = baggage.get_all(W3CBaggagePropagator().extract(carrier))
+            links.append(Link(current, {key: str(value) for key, value in said.items()}))
+    above = children.parent_session()
+    if above is not None and above[1] != current.span_id:
+        parent = SpanContext(*above, is_remote=True, trace_flags=TraceFlags(TraceFlags.SAMPLED))
+        links.append(Link(parent))
+    return links

@@ -239,6 +239,10 @@ def defer_torch(tensor: Any) -> Deferred:  # noqa: ANN401
     return Deferred(resolve, lambda: capture_gate.asks(event.query))
 
 
+#: Text of this length is looked at in no other way, where it is ASCII.
+_PLAIN = 4096
+
+
 def attributes(attrs: Mapping[Any, object]) -> tuple[dict[str, Any], list[str]]:
     """Attributes as the spool writes them, and the names of those that had to be cut.
 
@@ -252,6 +256,9 @@ def attributes(attrs: Mapping[Any, object]) -> tuple[dict[str, Any], list[str]]:
         if type(value) in (int, bool, type(None)) and (
             type(value) is not int or _INT_MIN <= value <= _INT_MAX
         ):
+            clean[name] = value
+            continue
+        if type(value) is str and len(value) <= _PLAIN and value.isascii() and "\0" not in value:
             clean[name] = value
             continue
         done = attribute_value(value)

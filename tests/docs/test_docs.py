@@ -82,7 +82,9 @@ def _written_names() -> set[str]:
 
 
 def _commands(group: click.Group) -> Iterator[str]:
-    for name, command in group.commands.items():
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
         if isinstance(command, click.Group):
             yield from (f"{name} {below}" for below in _commands(command))
         else:
@@ -122,7 +124,10 @@ def test_every_loss_has_its_line() -> None:
     reasons = _loss_reasons()
     assert {"depth_limit", "graph_capture"} <= reasons
     page = _text("docs/health.md")
-    assert sorted(reason for reason in reasons if f"`{reason}`" not in page) == []
+    # A reason put together from two parts has its second part on the page, behind some first one.
+    ends = {reason for reason in reasons if reason.startswith("_")}
+    assert sorted(end for end in ends - {"_"} if f"{end}`" not in page) == []
+    assert sorted(reason for reason in reasons - ends if f"`{reason}`" not in page) == []
 
 
 def test_every_written_name_is_documented() -> None:
@@ -239,7 +244,8 @@ def test_the_commands_of_the_readme_run(tmp_path: Path) -> None:
         for line in text.splitlines()
         if line.startswith("cirron-otel ")
     ]
-    assert len(lines) >= len(list(_commands(cli))) - 1
+    local = [name for name in _commands(cli) if name.startswith(("spool ", "traces "))]
+    assert len(lines) >= len(local) - 1
     for line in lines:
         words = shlex.split(line, comments=True)[1:]
         done = subprocess.run(

@@ -6,40 +6,59 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import click
 
-from cirron_otel.cli.spool import spool
-from cirron_otel.cli.traces import traces
+from cirron_otel.cli.lazy import Lazy, LazyGroup
 from cirron_otel.errors import CirronError
 
 _FAILED = 1
 _INTERRUPTED = 130
 
 
-def _version() -> str:
+def _print_version(ctx: click.Context, _: click.Parameter, asked: object) -> None:
+    if not asked or ctx.resilient_parsing:
+        return
+    # Only here: it searches the installed packages, which no other command should wait for.
+    from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
+
     try:
-        return version("cirron-otel")
+        found = version("cirron-otel")
     except PackageNotFoundError:
-        return "0.0.0"
+        found = "0.0.0"
+    click.echo(f"cirron-otel, version {found}")
+    ctx.exit()
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(_version(), prog_name="cirron-otel")
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_print_version,
+    help="Show the version and exit.",
+)
 def cli() -> None:
-    """Look at what a program recorded with cirron_otel.
-
-    Reads the local spool only; needs no network and no account.
-    """
+    """Look at what a program recorded with cirron_otel, and deliver it."""
 
 
-cli.add_command(spool)
-cli.add_command(traces)
+cli.lazy = {
+    name: Lazy(f"cirron_otel.cli.{name}", name, short_help)
+    for name, short_help in {
+        "forward": "Deliver what programs record in these directories, until told to stop.",
+        "record": "Verify, sign, compare and show training records.",
+        "spool": "Look at the batch files on disk, deliver or delete them.",
+        "traces": "Look at recorded sessions, also while they are still running.",
+    }.items()
+}
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command with these arguments (default: those of the process)."""
+    if sys.stdout is None:  # closed by whoever started us
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             # A name in a spool may have characters that this terminal has not.

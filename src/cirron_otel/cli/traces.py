@@ -176,6 +176,87 @@ def view(  # noqa: PLR0913 - the options of a command
     _point_at_orphans(screen, index, chosen)
 
 
+@traces.command()
+@click.argument("session_id", metavar="[SESSION]", required=False)
+@click.option("--otlp", metavar="URL", help="The receiver [$OTEL_EXPORTER_OTLP_ENDPOINT].")
+@click.option("--session", "session_option", metavar="ID", help="A session's id, or its beginning.")
+@click.option("--run", "run_id", metavar="ID", help="Every session of this run: all its ranks.")
+@click.option("--all", "everything", is_flag=True, help="Every session in the spool.")
+@click.option("--header", "headers", multiple=True, metavar="NAME=VALUE", help="Sent along.")
+@click.option(
+    "--protocol",
+    type=click.Choice(["http/protobuf", "http/json", "grpc"]),
+    help="[$OTEL_EXPORTER_OTLP_PROTOCOL, http/protobuf]",
+)
+@click.option(
+    "--patience",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    metavar="SECONDS",
+    help="Give up after so long without progress [30].",
+)
+@_spool_option
+@_json_option
+def replay(  # noqa: PLR0913 - the options of a command
+    session_id: str | None,
+    directory: str | None,
+    *,
+    otlp: str | None,
+    session_option: str | None,
+    run_id: str | None,
+    everything: bool,
+    headers: tuple[str, ...],
+    protocol: str | None,
+    patience: float,
+    as_json: bool,
+) -> None:
+    """Send a recorded session to an OTLP receiver: the newest, or the one that SESSION begins.
+
+    Spans keep their ids: what the receiver has already, it has once. Nothing of the delivery is
+    changed.
+    """
+    # Only here: it loads what talks to the network, which no other command should wait for.
+    from cirron_otel.cli import replay as sending  # noqa: PLC0415
+
+    wanted = _one_id(session_id, session_option, None)
+    if (wanted is not None) + (run_id is not None) + everything > 1:
+        raise click.UsageError("choose by SESSION, by --run, or take --all")
+    found = find_spool(directory, "--spool")
+    destination = sending.destination_for(otlp, headers, protocol)
+    sending.close_what_died(found)
+    warnings = Warnings()
+    index = Index(found, on_error=warnings)
+    warnings.close()
+    if run_id is not None:
+        chosen = [info for info in index.sessions if info.run_id == run_id]
+        if not chosen:
+            raise CirronError(f"no session in {found.directory} belongs to a run {run_id!r}")
+    else:
+        chosen = choose(index, session=wanted, last=None if wanted or everything else 1)
+    if not chosen:
+        raise CirronError(f"no sessions in {found.directory} yet")
+    screen = Screen()
+    outcome = sending.replay(
+        index, chosen, destination, patience=patience, show=screen.is_terminal and not as_json
+    )
+    destination.close()
+    if as_json:
+        print_json({**vars(outcome), "receiver": destination.target.url})
+    else:
+        what = f"{outcome.sessions:,} {plural('session', outcome.sessions)}"
+        screen.text(
+            f"sent {outcome.spans:,} {plural('span', outcome.spans)} of {what} to "
+            f"{destination.target.url}"
+        )
+        if outcome.missing_marks:
+            screen.text(f"{outcome.missing_marks:,} marks are on no span: their files are gone")
+    if outcome.refused or outcome.rejected:
+        raise CirronError(
+            f"the receiver refused {outcome.refused:,} spans and {outcome.rejected:,} batches: "
+            f"{clean(outcome.note)}"
+        )
+
+
 def _one_id(argument: str | None, option: str | None, last: int | None) -> str | None:
     if argument is not None and option is not None and argument != option:
         raise click.UsageError("give the session once: as SESSION or with --session")
