@@ -1178,20 +1178,10 @@ scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     Py_RETURN_TRUE;
 }
 
-/* around(call, args, kwargs): the call in this scope; its exceptions are recorded and fly on. */
+/* Closes the scope around a call that gave `result` (NULL: it raised); takes and gives `result`. */
 static PyObject *
-scope_around(Scope *self, PyObject *const *args, Py_ssize_t count)
+leave_after(Scope *self, PyObject *result)
 {
-    if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {
-        PyErr_SetString(PyExc_TypeError, "around takes a call, a tuple and a dict");
-        return NULL;
-    }
-    PyObject *entered = scope_enter(self, NULL);
-    if (entered == NULL) {
-        return NULL;
-    }
-    Py_DECREF(entered);
-    PyObject *result = PyObject_Call(args[0], args[1], args[2]);
     PyObject *type = NULL, *error = NULL, *traceback = NULL;
     if (result == NULL) {
         PyErr_Fetch(&type, &error, &traceback);
@@ -1214,6 +1204,22 @@ scope_around(Scope *self, PyObject *const *args, Py_ssize_t count)
     Py_XDECREF(error);
     Py_XDECREF(traceback);
     return result;
+}
+
+/* around(call, args, kwargs): the call in this scope; its exceptions are recorded and fly on. */
+static PyObject *
+scope_around(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 3 || !PyTuple_CheckExact(args[1]) || !PyDict_CheckExact(args[2])) {
+        PyErr_SetString(PyExc_TypeError, "around takes a call, a tuple and a dict");
+        return NULL;
+    }
+    PyObject *entered = scope_enter(self, NULL);
+    if (entered == NULL) {
+        return NULL;
+    }
+    Py_DECREF(entered);
+    return leave_after(self, PyObject_Call(args[0], args[1], args[2]));
 }
 
 static PyMethodDef scope_methods[] = {

@@ -231,29 +231,7 @@ run_in(Scope *scope, PyObject *call, PyObject *const *args, size_t count, PyObje
         return NULL;
     }
     Py_DECREF(entered);
-    PyObject *result = PyObject_Vectorcall(call, args, count, names);
-    PyObject *type = NULL, *error = NULL, *traceback = NULL;
-    if (result == NULL) {
-        PyErr_Fetch(&type, &error, &traceback);
-        PyErr_NormalizeException(&type, &error, &traceback);
-        if (traceback != NULL) {
-            PyException_SetTraceback(error, traceback);
-        }
-    }
-    PyObject *how[] = {type != NULL ? type : Py_None, error != NULL ? error : Py_None,
-                       traceback != NULL ? traceback : Py_None};
-    PyObject *left = scope_exit(scope, how, 3);
-    if (left == NULL && result != NULL) {
-        Py_CLEAR(result);
-    } else if (result == NULL && left != NULL) {
-        PyErr_Restore(type, error, traceback);
-        type = error = traceback = NULL;
-    }
-    Py_XDECREF(left);
-    Py_XDECREF(type);
-    Py_XDECREF(error);
-    Py_XDECREF(traceback);
-    return result;
+    return leave_after(scope, PyObject_Vectorcall(call, args, count, names));
 }
 
 /* Tell the hook which module this thread called, and whether in order to learn, where it is news. */
