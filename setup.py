@@ -1,6 +1,6 @@
-"""The compiled part of the package. Everything else is in pyproject.toml.
+"""The compiled parts of the package. Everything else is in pyproject.toml.
 
-It is optional: without a C compiler the package installs and works the same, more slowly.
+They are optional: without a C compiler the package installs and works the same, more slowly.
 """
 
 from setuptools import Extension, setup
@@ -14,8 +14,24 @@ setup(
                 "src/cirron_otel/_hooks.h",
                 "src/cirron_otel/_files.h",
                 "src/cirron_otel/_joined.h",
+                "src/cirron_otel/_marks.h",
                 "src/cirron_otel/_rows.h",
             ],
+            optional=True,
+        ),
+        Extension(
+            "cirron_otel._weights",
+            ["src/cirron_otel/_weights.c"],
+            depends=[
+                "src/cirron_otel/_weights_avx2.h",
+                "src/cirron_otel/_weights_kernel.h",
+                "src/cirron_otel/_weights_sums.h",
+            ],
+            # Sums in any order where the source says so; nothing here reads errno or the flags of
+            # the floating-point unit.
+            extra_compile_args=["-O3", "-fopenmp-simd", "-fno-math-errno", "-fno-trapping-math"],
+            libraries=["m"],
+            extra_link_args=["-pthread"],
             optional=True,
         ),
     ],

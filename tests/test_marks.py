@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
+import pickle
 import time
 from decimal import Decimal
 from typing import Any
@@ -287,3 +289,27 @@ def test_marks_of_the_recorders_own_error_paths_never_raise(
     assert health["swallowed_error_count"] >= 3
     assert sum("internal error in mark" in r.getMessage() for r in caplog.records) == 1
     assert [m.name for m in own(finished())] == ["good"]
+
+
+def test_the_function_says_how_it_is_called() -> None:
+    """Compiled or not, ``mark`` has its name, home, text and signature, and can be pickled."""
+    parameters = inspect.signature(ci.mark).parameters
+    assert list(parameters) == ["name", "value", "kind", "attrs"]
+    assert parameters["kind"].default == "point"
+    assert [one.kind.name for one in parameters.values()] == [
+        "POSITIONAL_ONLY", "POSITIONAL_ONLY", "KEYWORD_ONLY", "VAR_KEYWORD",
+    ]  # fmt: skip
+    assert (ci.mark.__name__, ci.mark.__module__) == ("mark", "cirron_otel.scopes")
+    assert (inspect.getdoc(ci.mark) or "").startswith("A named value on the innermost open scope")
+    assert pickle.loads(pickle.dumps(ci.mark)) is ci.mark  # noqa: S301 - our own
+    with pytest.raises(TypeError, match="positional"):
+        ci.mark("a", 1, 2)  # type: ignore[call-arg]
+
+
+def test_name_and_value_may_be_attributes_too() -> None:
+    """What is given by keyword stands in for what is not given by position."""
+    ci.mark(name="loss", value=1.5)
+    ci.mark("loss", 2.5, name="a", value=3)
+    first, second = own(finished())
+    assert (first.name, first.value, first.attrs) == ("loss", 1.5, {})
+    assert (second.name, second.value, second.attrs) == ("loss", 2.5, {"name": "a", "value": 3})

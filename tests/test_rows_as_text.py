@@ -89,8 +89,18 @@ def test_a_span_is_written_as_msgspec_writes_it(
 @RECORDING
 @given(
     name=st.text(st.characters(codec="ascii", exclude_characters="\0"), max_size=64),
-    value=st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False),
-)
+    value=st.integers(-(2**63), 2**63 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.floats(1e-5, 2e9)
+    # Those that are written without the encoder, and what is near to them.
+    | st.builds(lambda whole, places: whole / 10**places, st.integers(-(10**15), 10**15),
+                st.integers(0, 8)),
+)  # fmt: skip
+@example(name="a", value=0.0001)
+@example(name="a", value=0.00011)
+@example(name="a", value=-0.0)
+@example(name="a", value=-999999999.999999)
+@example(name="a", value=1e9)
 @example(name="a\tb", value=1.7976931348623157e308)
 @example(name="a", value=-(2**63))
 @example(name="a", value=0.1 + 0.2)

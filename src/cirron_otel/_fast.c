@@ -31,6 +31,25 @@ static PyObject *s_next_span_id, *s_open, *s_row, *s_guard, *s_swallow, *s_enter
 /* time.monotonic_ns, which is read without a call where a clock has it. */
 static PyObject *system_clock;
 
+/* PyObject_TypeCheck, without the walk for the class that was seen last: nearly always the same. */
+static int
+is_a(PyObject *object, PyTypeObject *base, PyTypeObject **seen)
+{
+    PyTypeObject *type = Py_TYPE(object), *before = *seen;
+    if (type == before) {
+        return 1;
+    }
+    if (!PyType_IsSubtype(type, base)) {
+        return 0;
+    }
+    Py_INCREF(type); /* another may not come to lie where it lay */
+    *seen = type;
+    Py_XDECREF(before);
+    return 1;
+}
+
+static PyTypeObject *seen_clock, *seen_recorder, *seen_trace, *seen_scope, *seen_joined;
+
 /* --- Clock ------------------------------------------------------------------------------------ */
 
 typedef struct {
@@ -157,11 +176,11 @@ static PyTypeObject RecorderType = {
 static Recorder *
 usable(PyObject *rec)
 {
-    if (rec == NULL || !PyObject_TypeCheck(rec, &RecorderType)) {
+    if (rec == NULL || !is_a(rec, &RecorderType, &seen_recorder)) {
         return NULL;
     }
     Recorder *self = (Recorder *)rec;
-    if (self->clock == NULL || !PyObject_TypeCheck(self->clock, &ClockType)
+    if (self->clock == NULL || !is_a(self->clock, &ClockType, &seen_clock)
         || ((Clock *)self->clock)->monotonic_ns == NULL
         || self->span_ids == NULL || !PyList_CheckExact(self->span_ids)
         || self->mark_ids == NULL || !PyList_CheckExact(self->mark_ids)
@@ -236,6 +255,39 @@ trace_dealloc(Trace *self)
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
+static PyObject *more(PyObject *object);
+static void put(PyObject **field, PyObject *value);
+
+/* fill(low, otel, limit, context): a new trace's fields. */
+static PyObject *
+trace_fill(Trace *self, PyObject *const *args, Py_ssize_t count)
+{
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "fill takes low, otel, limit and context");
+        return NULL;
+    }
+    double limit = PyFloat_AsDouble(args[2]);
+    if (limit == -1.0 && PyErr_Occurred()) {
+        return NULL;
+    }
+    put(&self->low, more(args[0]));
+    put(&self->otel, more(args[1]));
+    put(&self->root_context, more(args[3]));
+    put(&self->child_otel, more(Py_None));
+    put(&self->window, more(Py_None));
+    put(&self->last, more(Py_None));
+    put(&self->parent, more(Py_None));
+    self->limit = limit;
+    self->count = 0;
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef trace_methods[] = {
+    {"fill", (PyCFunction)(void (*)(void))trace_fill, METH_FASTCALL,
+     "Make a new trace's fields, but for those that only Python reads."},
+    {NULL}
+};
+
 static PyTypeObject TraceType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "cirron_otel._fast.TraceCore",
@@ -246,6 +298,7 @@ static PyTypeObject TraceType = {
     .tp_clear = (inquiry)trace_clear,
     .tp_dealloc = (destructor)trace_dealloc,
     .tp_members = trace_members,
+    .tp_methods = trace_methods,
     .tp_new = PyType_GenericNew,
 };
 
@@ -385,7 +438,7 @@ monotonic(Clock *clock, long long *out)
     return *out == -1 && PyErr_Occurred() ? -1 : 0;
 }
 
-/* The last of a list, taken off it; NULL without error when it is empty. */
+/* The last of a list, taken off it; NULL when it is empty. */
 static PyObject *
 take_last(PyObject *list)
 {
@@ -393,10 +446,8 @@ take_last(PyObject *list)
     if (left == 0) {
         return NULL;
     }
-    PyObject *last = more(PyList_GET_ITEM(list, left - 1));
-    if (PyList_SetSlice(list, left - 1, left, NULL) < 0) {
-        Py_CLEAR(last);
-    }
+    PyObject *last = PyList_GET_ITEM(list, left - 1);
+    Py_SET_SIZE(list, left - 1); /* list.pop() without the call, as generated code does it, too */
     return last;
 }
 
@@ -406,9 +457,6 @@ new_id(Recorder *rec, Trace *trace)
 {
     PyObject *half = take_last(rec->span_ids);
     if (half == NULL) {
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
         half = PyObject_CallMethodNoArgs((PyObject *)rec, s_next_span_id);
         if (half == NULL) {
             return NULL;
@@ -424,16 +472,20 @@ new_id(Recorder *rec, Trace *trace)
     return whole;
 }
 
+/* The context below `context` where `span` and `scope` are the current ones. */
 static PyObject *
-new_context(Scope *self, PyObject *context)
+new_context(PyObject *context, PyObject *span, PyObject *scope)
 {
-    PyObject *made = PyObject_CallNoArgs(C.context_type);
+    PyTypeObject *type = (PyTypeObject *)C.context_type;
+    PyObject *made = type->tp_new == PyDict_Type.tp_new && type->tp_init == PyDict_Type.tp_init
+        ? type->tp_new(type, C.empty, NULL) /* there is nothing to begin with */
+        : PyObject_CallNoArgs(C.context_type);
     if (made == NULL) {
         return NULL;
     }
     if ((PyDict_GET_SIZE(context) != 2 && PyDict_Update(made, context) < 0)
-        || PyDict_SetItem(made, C.span_key, (PyObject *)self) < 0
-        || PyDict_SetItem(made, C.scope_key, (PyObject *)self) < 0) {
+        || PyDict_SetItem(made, C.span_key, span) < 0
+        || PyDict_SetItem(made, C.scope_key, scope) < 0) {
         Py_DECREF(made);
         return NULL;
     }
@@ -482,20 +534,20 @@ open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
         return 0;
     }
     PyObject *found = PyDict_GetItemWithError(context, C.scope_key);
-    if (found == NULL || !PyObject_TypeCheck(found, &ScopeType)) {
+    if (found == NULL || !is_a(found, &ScopeType, &seen_scope)) {
         Py_DECREF(context);
         return PyErr_Occurred() ? -1 : 0;
     }
     Scope *parent = (Scope *)found; /* the context holds it */
     Trace *trace = (Trace *)parent->trace;
     if (parent->state != OPEN || parent->ctx != context || parent->depth >= C.max_depth
-        || trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)) {
+        || trace == NULL || !is_a((PyObject *)trace, &TraceType, &seen_trace)) {
         Py_DECREF(context);
         return 0;
     }
     if ((double)trace->count >= trace->limit - reserve) {
         trace = (Trace *)trace->window;
-        if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)
+        if (trace == NULL || !is_a((PyObject *)trace, &TraceType, &seen_trace)
             || (double)trace->count >= trace->limit - reserve) {
             Py_DECREF(context);
             return 0;
@@ -514,7 +566,8 @@ open_here(Scope *self, PyObject *start_ns, PyObject *iteration, double reserve)
     Py_INCREF(trace);
     Py_INCREF(otel);
     Py_INCREF(iteration);
-    if ((id = new_id(rec, trace)) == NULL || (made = new_context(self, context)) == NULL) {
+    if ((id = new_id(rec, trace)) == NULL
+        || (made = new_context(context, (PyObject *)self, (PyObject *)self)) == NULL) {
         goto done;
     }
     if (start_ns != NULL) {
@@ -633,7 +686,7 @@ is_whole(Scope *self)
 static PyObject *
 otel_json(Trace *trace, PyObject *otel)
 {
-    if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)) {
+    if (trace == NULL || !is_a((PyObject *)trace, &TraceType, &seen_trace)) {
         return NULL;
     }
     int slot = otel == trace->child_otel;
@@ -859,8 +912,7 @@ static PyObject *
 new_mark_id(Recorder *rec)
 {
     PyObject *id = take_last(rec->mark_ids);
-    return id != NULL || PyErr_Occurred()
-        ? id : PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
+    return id != NULL ? id : PyObject_CallMethodNoArgs((PyObject *)rec, s_next_mark_id);
 }
 
 /* In _joined.h: shows a mark that is a finite number and a point on the OTel span. */
@@ -875,14 +927,17 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
 {
     PyObject *json = NULL, *attrs_json = NULL;
     Text mark, owner, what;
-    Number whole, iteration;
+    Number whole = {0}, iteration;
     int result = 0;
 
     if (rec->mark_rows == NULL || !Py_IS_TYPE(rec->mark_rows, &RowBufferType)) {
         return 0;
     }
     RowBuffer *rows = (RowBuffer *)more(rec->mark_rows);
-    if (!number_of(value, NULL, &whole) && (json = json_of(value)) == NULL) {
+    char brief[MAX_BRIEF];
+    Py_ssize_t briefly = PyFloat_CheckExact(value)
+        ? put_brief(brief, PyFloat_AS_DOUBLE(value)) - brief : 0;
+    if (!briefly && !number_of(value, NULL, &whole) && (json = json_of(value)) == NULL) {
         result = PyErr_Occurred() ? -1 : 0;
         goto done;
     }
@@ -890,7 +945,7 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
         result = PyErr_Occurred() ? -1 : 0;
         goto done;
     }
-    if (!text_of(id, &mark) || !text_of(scope->id, &owner) || !text_of(name, &what)
+    if (!made_text(id, &mark) || !text_of(scope->id, &owner) || !text_of(name, &what)
         || !number_of(scope->iteration, C.unset, &iteration)) {
         goto done;
     }
@@ -909,7 +964,12 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
     to = put_text(to, &what);
     to = kind == s_float ? PUT(to, "\",\"value_type\":\"float\",\"value\":")
         : PUT(to, "\",\"value_type\":\"int\",\"value\":");
-    to = json == NULL ? put_number(to, whole.value) : put_json(to, json);
+    if (briefly) {
+        memcpy(to, brief, (size_t)briefly);
+        to += briefly;
+    } else {
+        to = json == NULL ? put_number(to, whole.value) : put_json(to, json);
+    }
     to = PUT(to, ",\"attrs\":");
     to = attrs_json == NULL ? PUT(to, "{}") : put_json(to, attrs_json);
     to = PUT(to, ",\"ts_ns\":");
@@ -996,7 +1056,7 @@ close_here(Scope *self)
     Scope *above = (Scope *)self->above;
     Recorder *rec = usable(self->rec);
     if (self->state != OPEN || self->extra != Py_None || rec == NULL || rec->busy || above == NULL
-        || !PyObject_TypeCheck((PyObject *)above, &ScopeType) || above->state != OPEN
+        || !is_a((PyObject *)above, &ScopeType, &seen_scope) || above->state != OPEN
         || above->id == NULL || self->prev == NULL || !is_whole(self)) {
         return 0;
     }
@@ -1069,6 +1129,14 @@ swallow(Scope *self, PyObject *place)
     return done == NULL ? -1 : 0;
 }
 
+/* Hands an Exception that is set to the guard of a recorder; -1: it is still set. */
+static int
+swallow_for(PyObject *rec, PyObject *place)
+{
+    Scope stand_in = {.rec = rec};
+    return swallow(&stand_in, place);
+}
+
 static PyObject *
 scope_enter(Scope *self, PyObject *Py_UNUSED(nothing))
 {
@@ -1120,6 +1188,77 @@ scope_open_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     return opened < 0 ? NULL : PyBool_FromLong(opened);
 }
 
+/* open_in(parent, trace, otel, attach): open under `parent` at the beginning of `trace`, the short
+   way; current only where it is to be attached. */
+static PyObject *
+scope_open_in(Scope *self, PyObject *const *args, Py_ssize_t count)
+{
+    PyObject *context = NULL, *id = NULL, *made = NULL;
+    long long start = 0;
+    int done = 0;
+
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "open_in takes parent, trace, otel and attach");
+        return NULL;
+    }
+    Recorder *rec = usable(self->rec);
+    Scope *parent = (Scope *)args[0];
+    Trace *trace = (Trace *)args[1];
+    int attached = args[3] == Py_True;
+    if (rec == NULL || rec->busy || self->state != NEW
+        || !PyObject_TypeCheck(args[0], &ScopeType) || !PyObject_TypeCheck(args[1], &TraceType)
+        || parent->state != OPEN || parent->depth >= C.max_depth || parent->iteration == NULL
+        || trace->low == NULL) {
+        Py_RETURN_FALSE;
+    }
+    if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
+        return NULL;
+    }
+    if (context == NULL || !PyDict_Check(context)
+        || (PyDict_GET_SIZE(context) && parent->ctx != context)) {
+        Py_XDECREF(context);
+        Py_RETURN_FALSE;
+    }
+    Clock *clock = (Clock *)more(rec->clock);
+    Py_INCREF(rec); /* what is called below may do anything; the caller holds the others */
+    if ((id = new_id(rec, trace)) == NULL || monotonic(clock, &start) < 0
+        || (attached && (made = new_context(context, (PyObject *)self, (PyObject *)self)) == NULL)) {
+        goto done;
+    }
+    put(&self->id, more(id));
+    put(&self->trace, more((PyObject *)trace));
+    put(&self->otel, more(args[2]));
+    put(&self->above, more((PyObject *)parent));
+    put(&self->iteration, parent->iteration == NULL ? more(C.unset) : more(parent->iteration));
+    self->depth = parent->depth + 1;
+    self->thread_id = PyThread_get_thread_ident();
+    self->offset = clock->offset_ns;
+    self->start_ns = self->last_ns = start + self->offset;
+    if (attached) {
+        put(&self->prev, more(context));
+        if (attach(made) < 0) {
+            goto done;
+        }
+        put(&self->ctx, more(made));
+    }
+    trace->count++;
+    self->state = OPEN;
+    done = rec->open != NULL && PyDict_SetItem(rec->open, id, (PyObject *)self) == 0;
+done:
+    Py_XDECREF(made);
+    Py_XDECREF(id);
+    Py_DECREF(rec);
+    Py_DECREF(clock);
+    Py_DECREF(context);
+    if (!done) {
+        if (!PyErr_Occurred()) {
+            PyErr_SetString(PyExc_AttributeError, "open");
+        }
+        return NULL;
+    }
+    Py_RETURN_TRUE;
+}
+
 /* A child that is over already, the short way: True, or False and nothing has happened. */
 static PyObject *
 scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
@@ -1134,7 +1273,7 @@ scope_add_here(Scope *self, PyObject *const *args, Py_ssize_t count)
     Trace *trace = (Trace *)self->trace;
     if (rec == NULL || rec->busy || self->state != OPEN || self->id == NULL
         || self->iteration == NULL || trace == NULL
-        || !PyObject_TypeCheck((PyObject *)trace, &TraceType)
+        || !is_a((PyObject *)trace, &TraceType, &seen_trace)
         || (double)trace->count >= trace->limit || trace->low == NULL || trace->otel == NULL) {
         Py_RETURN_FALSE;
     }
@@ -1229,6 +1368,8 @@ static PyMethodDef scope_methods[] = {
      "Record a child that is over already the short way; says whether it was."},
     {"enter", (PyCFunction)scope_enter, METH_NOARGS, "Open the scope: the with statement's way."},
     {"exit", (PyCFunction)(void (*)(void))scope_exit, METH_FASTCALL, "Close the scope."},
+    {"open_in", (PyCFunction)(void (*)(void))scope_open_in, METH_FASTCALL,
+     "Open under a parent at the beginning of a trace the short way; says whether it was opened."},
     {"open_here", (PyCFunction)(void (*)(void))scope_open_here, METH_FASTCALL,
      "Open under the current scope the short way; says whether it was opened."},
     {NULL}
@@ -1249,76 +1390,7 @@ static PyTypeObject ScopeType = {
     .tp_new = PyType_GenericNew,
 };
 
-/* --- marks ------------------------------------------------------------------------------------- */
-
-static PyObject *
-record_number(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
-{
-    PyObject *context = NULL, *id = NULL, *kind;
-    long long now;
-    int result = -1;
-
-    if (count != 3) {
-        PyErr_SetString(PyExc_TypeError, "record_number takes a recorder, a name and a value");
-        return NULL;
-    }
-    Recorder *rec = usable(args[0]);
-    PyObject *name = args[1], *value = args[2];
-    if (rec == NULL || rec->detour || !PyUnicode_CheckExact(name) || !PyUnicode_IS_ASCII(name)
-        || PyUnicode_GET_LENGTH(name) > 64) {
-        Py_RETURN_FALSE;
-    }
-    if (PyFloat_CheckExact(value)) {
-        kind = s_float;
-    } else if (PyLong_CheckExact(value)) {
-        kind = s_int;
-    } else {
-        Py_RETURN_FALSE;
-    }
-    if (!is_simple(value)) {
-        Py_RETURN_FALSE;
-    }
-    if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
-        return NULL;
-    }
-    PyObject *found = context == NULL || !PyDict_Check(context)
-        ? NULL : PyDict_GetItemWithError(context, C.scope_key);
-    Scope *scope = (Scope *)found;
-    if (found == NULL || !PyObject_TypeCheck(found, &ScopeType) || scope->state != OPEN
-        || scope->rec != args[0] || scope->marks == NULL || scope->id == NULL
-        || scope->iteration == NULL || !PyUnicode_CheckExact(scope->id)
-        || !(scope->iteration == C.unset || is_number(scope->iteration))) {
-        Py_XDECREF(context);
-        if (PyErr_Occurred()) {
-            return NULL;
-        }
-        Py_RETURN_FALSE;
-    }
-    Py_INCREF(scope);
-    if (monotonic((Clock *)rec->clock, &now) < 0) {
-        goto done;
-    }
-    now += ((Clock *)rec->clock)->offset_ns;
-    if (rec->shows_marks) {
-        now = now > scope->last_ns ? now : scope->last_ns + 1;
-        id = id_from_time(scope->id, now);
-    } else {
-        id = new_mark_id(rec);
-    }
-    if (id != NULL) {
-        scope->last_ns = now;
-        result = write_mark(rec, scope, id, name, kind, value, C.no_attrs, now, rec->shows_marks);
-    }
-done:
-    Py_XDECREF(id);
-    Py_DECREF(scope);
-    Py_XDECREF(context);
-    if (result < 0) {
-        return NULL;
-    }
-    Py_RETURN_TRUE;
-}
-
+#include "_marks.h"
 #include "_joined.h"
 #include "_hooks.h"
 
@@ -1371,6 +1443,9 @@ static PyMethodDef module_methods[] = {
      "configure_rows(encode): what makes JSON of attributes and numbers with a point."},
     {"record_number", (PyCFunction)(void (*)(void))record_number, METH_FASTCALL,
      "record_number(rec, name, value): a plain number on the current scope; False: not this way."},
+    {"make_mark", make_mark, METH_VARARGS,
+     "make_mark(general, namespace, signature): general, but for plain numbers the short way, on "
+     "the recorder that lies in the namespace as _current."},
     {"configure_joined", configure_joined, METH_VARARGS,
      "configure_joined(ReadableSpan, INTERNAL, UNSET, index_key, mark_prefix, value_key)"},
     {"nothing", (PyCFunction)(void (*)(void))nothing, METH_FASTCALL | METH_KEYWORDS,
@@ -1392,7 +1467,7 @@ PyInit__fast(void)
         {&s_guard, "guard"}, {&s_swallow, "swallow"}, {&s_enter, "scope.enter"},
         {&s_exit, "scope.exit"}, {&s_leave, "leave"}, {&s_next_mark_id, "next_mark_id"},
         {&s_show_number, "show_number"}, {&s_float, "float"},
-        {&s_int, "int"}, {&s_point, "point"},
+        {&s_int, "int"}, {&s_point, "point"}, {&s_current, "_current"}, {&s_mark, "mark"},
     };
     for (size_t i = 0; i < sizeof(names) / sizeof(*names); i++) {
         if ((*names[i].where = PyUnicode_InternFromString(names[i].text)) == NULL) {

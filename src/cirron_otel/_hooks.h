@@ -94,7 +94,7 @@ is_silent(Hook *hook)
         || hook->compiling_key == NULL || hook->graph_task == NULL) {
         return 1;
     }
-    if (!PyObject_TypeCheck(hook->rec, &RecorderType) || !((Recorder *)hook->rec)->active) {
+    if (!is_a(hook->rec, &RecorderType, &seen_recorder) || !((Recorder *)hook->rec)->active) {
         return 1;
     }
     if (PyDict_CheckExact(hook->compiling)) {
@@ -300,7 +300,7 @@ call_scope(Call *self, PyObject *attrs)
     Py_INCREF(kind);
     PyObject *scope = new_scope(kind, (PyObject *)rec, self->name, Py_None, attrs);
     Py_DECREF(kind);
-    if (scope != NULL && !PyObject_TypeCheck(scope, &ScopeType)) {
+    if (scope != NULL && !is_a(scope, &ScopeType, &seen_scope)) {
         Py_CLEAR(scope);
     }
     return (Scope *)scope;
@@ -328,14 +328,6 @@ done:
     Py_XDECREF(keywords);
     Py_XDECREF(positional);
     return result;
-}
-
-/* Hands an Exception that is set to the guard of the hook's recorder; -1: it is still set. */
-static int
-swallow_for(PyObject *rec, PyObject *place)
-{
-    Scope stand_in = {.rec = rec};
-    return swallow(&stand_in, place);
 }
 
 static PyObject *
@@ -394,6 +386,55 @@ call_vectorcall(Call *self, PyObject *const *args, size_t given, PyObject *names
     return result;
 }
 
+enum { FEW = 8 };
+
+/* packed([first, ]args, kwargs): the call, from a function that was given these. */
+static PyObject *
+call_packed(Call *self, PyObject *const *given, Py_ssize_t count)
+{
+    if (count < 2 || count > 3 || !PyTuple_CheckExact(given[count - 2])
+        || !PyDict_CheckExact(given[count - 1])) {
+        PyErr_SetString(PyExc_TypeError, "packed takes a tuple and a dict, and what comes first");
+        return NULL;
+    }
+    PyObject *positional = given[count - 2], *keywords = given[count - 1], *names = NULL;
+    Py_ssize_t first = count - 2, number = first + PyTuple_GET_SIZE(positional), at = 0;
+    Py_ssize_t all = number + PyDict_GET_SIZE(keywords);
+    PyObject *few[FEW + 1], **args = few, *key, *value, *result = NULL;
+    if (all > FEW && (args = PyMem_New(PyObject *, (size_t)all + 1)) == NULL) {
+        return PyErr_NoMemory();
+    }
+    args[0] = NULL; /* for whoever puts something in front */
+    if (first) {
+        args[1] = given[0];
+    }
+    for (Py_ssize_t i = first; i < number; i++) {
+        args[1 + i] = PyTuple_GET_ITEM(positional, i - first);
+    }
+    if (all > number) {
+        if ((names = PyTuple_New(all - number)) == NULL) {
+            goto done;
+        }
+        for (Py_ssize_t i = 0; i < all - number && PyDict_Next(keywords, &at, &key, &value); i++) {
+            PyTuple_SET_ITEM(names, i, more(key));
+            args[1 + number + i] = value;
+        }
+    }
+    result = call_vectorcall(self, args + 1, (size_t)number | PY_VECTORCALL_ARGUMENTS_OFFSET, names);
+done:
+    Py_XDECREF(names);
+    if (args != few) {
+        PyMem_Free(args);
+    }
+    return result;
+}
+
+static PyMethodDef call_methods[] = {
+    {"packed", (PyCFunction)(void (*)(void))call_packed, METH_FASTCALL,
+     "packed([first, ]args, kwargs): the call, from a function that was given these."},
+    {NULL}
+};
+
 static PyObject *
 call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
@@ -429,6 +470,7 @@ static PyTypeObject CallType = {
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Call, vectorcall),
     .tp_members = call_members,
+    .tp_methods = call_methods,
     .tp_new = call_new,
 };
 
@@ -509,7 +551,7 @@ static int
 is_current(PyObject *scope)
 {
     PyObject *context;
-    if (!PyObject_TypeCheck(scope, &ScopeType) || ((Scope *)scope)->state != OPEN) {
+    if (!is_a(scope, &ScopeType, &seen_scope) || ((Scope *)scope)->state != OPEN) {
         return 0;
     }
     if (PyContextVar_Get(C.variable, NULL, &context) < 0) {
@@ -545,6 +587,17 @@ take_number(PyObject *where, PyObject *key)
     return number;
 }
 
+/* What `name` is for this thread's loops, whose attributes are `mine`: borrowed. */
+static PyObject *
+of_thread(PyObject *mine, PyObject *name)
+{
+    PyObject *found = PyDict_GetItemWithError(mine, name);
+    if (found == NULL && !PyErr_Occurred()) {
+        PyErr_SetObject(PyExc_AttributeError, name);
+    }
+    return found;
+}
+
 static PyObject *
 add_data_load(Scope *step, PyObject *start, PyObject *end)
 {
@@ -558,9 +611,9 @@ add_data_load(Scope *step, PyObject *start, PyObject *end)
 }
 
 /* Pass.fetched for a pass that is under way, in its place. 1: done, 0: not the short way, nothing
-   has happened, -1: error */
+   has happened, -1: error. `mine` as from pass_of, or NULL. */
 static int
-fetched_here(Pass *self, PyObject *start, PyObject *end)
+fetched_here(Pass *self, PyObject *mine, PyObject *start, PyObject *end)
 {
     Recorder *rec = usable(self->recorder);
     PyObject *index = NULL, *iteration = NULL, *attrs = NULL, *step = NULL, *headroom = NULL,
@@ -583,12 +636,25 @@ fetched_here(Pass *self, PyObject *start, PyObject *end)
         index = PyLong_FromSsize_t(self->count);
         iteration = more(Py_None);
     } else {
-        if ((local = PyObject_GetAttr(self->loops, s_here)) == NULL
-            || (owner = PyObject_GetAttr(local, s_owner)) == NULL) {
+        if (mine != NULL) {
+            Py_INCREF(mine);
+        } else if ((local = PyObject_GetAttr(self->loops, s_here)) == NULL
+                   || (mine = PyObject_GetAttr(local, s_dict)) == NULL) {
+            goto done;
+        }
+        if (!PyDict_CheckExact(mine)) {
+            Py_CLEAR(mine);
+            result = 0;
+            goto done;
+        }
+        owner = of_thread(mine, s_owner);
+        Py_XINCREF(owner);
+        Py_CLEAR(mine);
+        if (owner == NULL) {
             goto done;
         }
         if (owner != (PyObject *)self || self->epoch == NULL
-            || !PyObject_TypeCheck(self->epoch, &ScopeType)
+            || !is_a(self->epoch, &ScopeType, &seen_scope)
             || ((Scope *)self->epoch)->state != OPEN) {
             result = 0;
             goto done;
@@ -614,7 +680,7 @@ fetched_here(Pass *self, PyObject *start, PyObject *end)
     }
     self->count++;
     step = new_scope(self->kind, (PyObject *)rec, s_step, index, attrs);
-    if (step == NULL || !PyObject_TypeCheck(step, &ScopeType)) {
+    if (step == NULL || !is_a(step, &ScopeType, &seen_scope)) {
         goto done;
     }
     int opened = open_here((Scope *)step, start, iteration == Py_None ? NULL : iteration, reserve);
@@ -630,7 +696,7 @@ fetched_here(Pass *self, PyObject *start, PyObject *end)
         Py_SETREF(step, found);
     }
     put(&self->step, more(step));
-    if (step != Py_None && PyObject_TypeCheck(step, &ScopeType)) {
+    if (step != Py_None && is_a(step, &ScopeType, &seen_scope)) {
         done = add_data_load((Scope *)step, start, end);
     } else {
         done = add_data_load((Scope *)self->place, start, end);
@@ -658,7 +724,7 @@ pass_fetched_here(Pass *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "fetched_here takes start_ns and end_ns");
         return NULL;
     }
-    int done = fetched_here(self, args[0], args[1]);
+    int done = fetched_here(self, NULL, args[0], args[1]);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
@@ -688,7 +754,7 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     Hook *hook;
-    PyObject *key, *original, *slowly, *ended;
+    PyObject *key, *original, *slowly, *ended, *dict;
 } Fetch;
 
 static int
@@ -699,6 +765,7 @@ fetch_traverse(Fetch *self, visitproc visit, void *arg)
     Py_VISIT(self->original);
     Py_VISIT(self->slowly);
     Py_VISIT(self->ended);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -710,6 +777,7 @@ fetch_clear(Fetch *self)
     Py_CLEAR(self->original);
     Py_CLEAR(self->slowly);
     Py_CLEAR(self->ended);
+    Py_CLEAR(self->dict);
     return 0;
 }
 
@@ -722,13 +790,14 @@ fetch_dealloc(Fetch *self)
 }
 
 /* The pass of the iterator if the fetch may go the short way, new reference; else NULL, without
-   error. `*local` is the state of the thread's loops: new reference too. */
+   error. `*mine` are the attributes of the thread's loops, new reference too: a look at each of them
+   by itself would be a look for the thread first. */
 static Pass *
-pass_of(Fetch *self, PyObject *iterator, PyObject **local)
+pass_of(Fetch *self, PyObject *iterator, PyObject **mine)
 {
     Hook *hook = self->hook;
     Recorder *rec = hook == NULL || !hook->active ? NULL : usable(hook->rec);
-    PyObject *dict = NULL, *fetching = NULL;
+    PyObject *dict = NULL, *local = NULL, *fetching;
     Pass *pass = NULL;
     if (rec == NULL || rec->busy || self->key == NULL
         || (dict = PyObject_GetAttr(iterator, s_dict)) == NULL || !PyDict_CheckExact(dict)) {
@@ -741,8 +810,9 @@ pass_of(Fetch *self, PyObject *iterator, PyObject **local)
     Pass *candidate = (Pass *)found;
     if (candidate->state != OPEN || candidate->explicit || candidate->recorder != (PyObject *)rec
         || candidate->loops == NULL
-        || (*local = PyObject_GetAttr(candidate->loops, s_here)) == NULL
-        || (fetching = PyObject_GetAttr(*local, s_fetching)) == NULL) {
+        || (local = PyObject_GetAttr(candidate->loops, s_here)) == NULL
+        || (*mine = PyObject_GetAttr(local, s_dict)) == NULL || !PyDict_CheckExact(*mine)
+        || (fetching = of_thread(*mine, s_fetching)) == NULL) {
         goto done;
     }
     if (PyLong_CheckExact(fetching) && PyLong_AsLong(fetching) == 0) {
@@ -750,16 +820,16 @@ pass_of(Fetch *self, PyObject *iterator, PyObject **local)
     }
 done:
     PyErr_Clear(); /* the general way will meet it again, and say so */
-    Py_XDECREF(fetching);
+    Py_XDECREF(local);
     Py_XDECREF(dict);
     return pass;
 }
 
 static int
-set_fetching(PyObject *local, long number)
+set_fetching(PyObject *mine, long number)
 {
     PyObject *value = PyLong_FromLong(number);
-    int result = value == NULL ? -1 : PyObject_SetAttr(local, s_fetching, value);
+    int result = value == NULL ? -1 : PyDict_SetItem(mine, s_fetching, value);
     Py_XDECREF(value);
     return result;
 }
@@ -767,7 +837,7 @@ set_fetching(PyObject *local, long number)
 static PyObject *
 fetch_vectorcall(Fetch *self, PyObject *const *args, size_t given, PyObject *names)
 {
-    PyObject *local = NULL, *start = NULL, *end = NULL, *item = NULL, *done = NULL;
+    PyObject *mine = NULL, *start = NULL, *end = NULL, *item = NULL, *done = NULL;
     PyObject *type = NULL, *error = NULL, *traceback = NULL;
     long long now;
     if (PyVectorcall_NARGS(given) != 1 || names != NULL || self->slowly == NULL
@@ -775,9 +845,9 @@ fetch_vectorcall(Fetch *self, PyObject *const *args, size_t given, PyObject *nam
         PyErr_SetString(PyExc_TypeError, "a fetch takes its iterator");
         return NULL;
     }
-    Pass *pass = pass_of(self, args[0], &local);
+    Pass *pass = pass_of(self, args[0], &mine);
     if (pass == NULL) {
-        Py_XDECREF(local);
+        Py_XDECREF(mine);
         return PyObject_Vectorcall(self->slowly, args, given, NULL);
     }
     PyObject *rec = more(pass->recorder);
@@ -785,14 +855,14 @@ fetch_vectorcall(Fetch *self, PyObject *const *args, size_t given, PyObject *nam
     long long offset = clock->offset_ns; /* the clock may be set during the fetch */
     PyObject *step = pass->step;
     pass->step = more(Py_None);
-    if (step != NULL && PyObject_TypeCheck(step, &ScopeType) && ((Scope *)step)->state == OPEN) {
+    if (step != NULL && is_a(step, &ScopeType, &seen_scope) && ((Scope *)step)->state == OPEN) {
         PyObject *how[] = {Py_None, Py_None, Py_None};
         done = scope_exit((Scope *)step, how, 3);
         Py_CLEAR(done);
     }
     Py_XDECREF(step);
     int timed = !PyErr_Occurred() && monotonic(clock, &now) == 0
-        && (start = PyLong_FromLongLong(now + offset)) != NULL && set_fetching(local, 1) == 0;
+        && (start = PyLong_FromLongLong(now + offset)) != NULL && set_fetching(mine, 1) == 0;
     if (!timed && swallow_for(rec, s_data_load) < 0) {
         goto done;
     }
@@ -807,13 +877,13 @@ fetch_vectorcall(Fetch *self, PyObject *const *args, size_t given, PyObject *nam
             PyException_SetTraceback(error, traceback);
         }
     }
-    if (set_fetching(local, 0) == 0 && monotonic(clock, &now) == 0
+    if (set_fetching(mine, 0) == 0 && monotonic(clock, &now) == 0
         && (end = PyLong_FromLongLong(now + offset)) != NULL) {
         if (item == NULL) {
             done = PyObject_CallFunctionObjArgs(self->ended, (PyObject *)pass, start, end, error,
                                                 NULL);
         } else {
-            int recorded = fetched_here(pass, start, end);
+            int recorded = fetched_here(pass, mine, start, end);
             done = recorded == 0
                 ? PyObject_CallMethodObjArgs((PyObject *)pass, s_fetched, start, end, NULL)
                 : recorded < 0 ? NULL : more(Py_None);
@@ -834,7 +904,7 @@ done:
     Py_XDECREF(start);
     Py_DECREF(clock);
     Py_DECREF(rec);
-    Py_XDECREF(local);
+    Py_XDECREF(mine);
     Py_DECREF(pass);
     return item;
 }
@@ -858,17 +928,33 @@ fetch_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     return (PyObject *)self;
 }
 
+/* As a function in a class: a method of its instances. */
+static PyObject *
+fetch_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
+{
+    return instance == NULL || instance == Py_None ? more(self) : PyMethod_New(self, instance);
+}
+
+static PyGetSetDef fetch_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
+    {NULL}
+};
+
 static PyTypeObject FetchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "cirron_otel._fast.RecordedFetch",
     .tp_basicsize = sizeof(Fetch),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+        | Py_TPFLAGS_METHOD_DESCRIPTOR,
     .tp_doc = "RecordedFetch(hook, key, original, slowly, ended): original, told to its pass.",
     .tp_traverse = (traverseproc)fetch_traverse,
     .tp_clear = (inquiry)fetch_clear,
     .tp_dealloc = (destructor)fetch_dealloc,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Fetch, vectorcall),
+    .tp_descr_get = fetch_get,
+    .tp_dictoffset = offsetof(Fetch, dict),
+    .tp_getset = fetch_getset,
     .tp_new = fetch_new,
 };
 

@@ -166,7 +166,7 @@ start_plain(Joined *joined, PyObject *context, PyObject *given, long long start_
             goto done;
         }
         if (recording && (flags & 1) && self->trace != NULL
-            && PyObject_TypeCheck(self->trace, &TraceType) && ((Trace *)self->trace)->low != NULL) {
+            && is_a(self->trace, &TraceType, &seen_trace) && ((Trace *)self->trace)->low != NULL) {
             id = id_from_number(number, ((Trace *)self->trace)->low);
             if (id != NULL) {
                 put(&self->id, more(id));
@@ -224,35 +224,19 @@ own_attributes(Scope *self, PyObject *shared)
     return own;
 }
 
-static PyObject *
-joined_context(Joined *self, PyObject *context)
-{
-    PyObject *made = PyObject_CallNoArgs(C.context_type);
-    if (made == NULL) {
-        return NULL;
-    }
-    if ((PyDict_GET_SIZE(context) != 2 && PyDict_Update(made, context) < 0)
-        || PyDict_SetItem(made, C.span_key, self->span) < 0
-        || PyDict_SetItem(made, C.scope_key, (PyObject *)self) < 0) {
-        Py_DECREF(made);
-        return NULL;
-    }
-    return made;
-}
-
 /* The trace to open in, and the context to start the span in; NULL: not the short way. */
 static Trace *
 place(Joined *parent, double reserve, PyObject **start_in)
 {
     Trace *trace = (Trace *)parent->base.trace;
-    if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)) {
+    if (trace == NULL || !is_a((PyObject *)trace, &TraceType, &seen_trace)) {
         return NULL;
     }
     if ((double)trace->count < trace->limit - reserve) {
         return trace->otel == NULL || trace->low == NULL ? NULL : trace;
     }
     trace = (Trace *)trace->window;
-    if (trace == NULL || !PyObject_TypeCheck((PyObject *)trace, &TraceType)
+    if (trace == NULL || !is_a((PyObject *)trace, &TraceType, &seen_trace)
         || (double)trace->count >= trace->limit - reserve || trace->parent != (PyObject *)parent
         || PyDict_GET_SIZE(*start_in) != 2 || trace->root_context == NULL
         || trace->child_otel == NULL || trace->low == NULL) {
@@ -292,7 +276,7 @@ joined_open(Joined *joined, PyObject *start_ns, double reserve)
         return 0;
     }
     PyObject *found = PyDict_GetItemWithError(context, C.scope_key);
-    if (found == NULL || !PyObject_TypeCheck(found, &JoinedType)) {
+    if (found == NULL || !is_a(found, &JoinedType, &seen_joined)) {
         Py_DECREF(context);
         return PyErr_Occurred() ? -1 : 0;
     }
@@ -347,7 +331,8 @@ joined_open(Joined *joined, PyObject *start_ns, double reserve)
     if ((PyDict_GET_SIZE(self->attrs) ? start_slowly(joined, start_in, given, start)
                                       : start_plain(joined, start_in, given, start)) < 0
         || joined->span == NULL || self->id == NULL
-        || (made = joined_context(joined, context)) == NULL || attach(made) < 0) {
+        || (made = new_context(context, joined->span, (PyObject *)joined)) == NULL
+        || attach(made) < 0) {
         if (!PyErr_Occurred()) {
             PyErr_SetString(PyExc_AttributeError, "the scope has lost its span");
         }
@@ -526,7 +511,7 @@ joined_close(Joined *joined)
 
     Recorder *rec = usable(self->rec);
     if (self->state != OPEN || self->extra != Py_None || rec == NULL || rec->detour || above == NULL
-        || !PyObject_TypeCheck((PyObject *)above, &ScopeType) || above->state != OPEN
+        || !is_a((PyObject *)above, &ScopeType, &seen_scope) || above->state != OPEN
         || above->id == NULL || self->prev == NULL || self->id == NULL || joined->span == NULL
         || self->attrs == NULL || !PyDict_CheckExact(self->attrs)) {
         return 0;
@@ -614,7 +599,7 @@ joined_show(Joined *joined, PyObject *name, PyObject *value, PyObject *ts_ns)
 static int
 is_joined(Scope *scope)
 {
-    return PyObject_TypeCheck((PyObject *)scope, &JoinedType);
+    return is_a((PyObject *)scope, &JoinedType, &seen_joined);
 }
 
 /* `record` is there where the scope is no joined one. */

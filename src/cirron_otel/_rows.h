@@ -314,6 +314,19 @@ text_of(PyObject *object, Text *text)
     return text->plain || memchr(text->at, 0, (size_t)text->size) == NULL;
 }
 
+/* As text_of, for text that was made here, of hex digits: there is nothing to look for. */
+static int
+made_text(PyObject *object, Text *text)
+{
+    if (!PyUnicode_CheckExact(object) || !PyUnicode_IS_ASCII(object)) {
+        return text_of(object, text);
+    }
+    text->at = (const char *)PyUnicode_1BYTE_DATA(object);
+    text->size = PyUnicode_GET_LENGTH(object);
+    text->plain = 1;
+    return text->size <= MAX_TEXT;
+}
+
 static Py_ssize_t
 text_room(const Text *text)
 {
@@ -384,6 +397,38 @@ put_number(char *to, long long number)
         return put_natural(to, 0ull - (unsigned long long)number);
     }
     return put_natural(to, (unsigned long long)number);
+}
+
+enum { MAX_BRIEF = 24 };
+
+/* A number that has at most six digits behind the point and nine before it, as it is printed
+ * everywhere (the shortest digits that read back as the same number); nothing for any other.
+ *
+ * If n / 10^6, rounded, is the number, then n's digits are those: no two decimals of at most 15
+ * digits are read as the same number. From 10^-4 on nobody writes an exponent.
+ */
+static char *
+put_brief(char *to, double number)
+{
+    double size = number < 0 ? -number : number;
+    if (!(size >= 1e-4 && size < 1e9)) {
+        return to;
+    }
+    unsigned long long whole = (unsigned long long)(size * 1e6 + 0.5);
+    if ((double)whole / 1e6 != size) {
+        return to;
+    }
+    unsigned behind = (unsigned)(whole % 1000000);
+    if (number < 0) {
+        *to++ = '-';
+    }
+    to = put_natural(to, whole / 1000000);
+    *to++ = '.';
+    for (unsigned place = 100000; place && (behind || place == 100000); place /= 10) {
+        *to++ = (char)('0' + behind / place);
+        behind %= place;
+    }
+    return to;
 }
 
 #define PUT(to, literal) (memcpy((to), (literal), sizeof(literal) - 1), (to) + sizeof(literal) - 1)

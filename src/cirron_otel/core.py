@@ -22,7 +22,7 @@ from cirron_otel.scope_core import ESTIMATED, MAX_DEPTH, NO_ATTRS
 __all__ = [
     "COMPILED", "HookCore", "JoinedCore", "PassCore", "RecordedCall", "RecordedFetch",
     "RecorderCore", "RowBuffer", "ScopeCore", "TraceCore", "inside_forward", "is_stepping",
-    "module_gone", "nothing", "record_number",
+    "make_mark", "module_gone", "nothing", "record_number",
 ]  # fmt: skip
 
 
@@ -58,7 +58,13 @@ if TYPE_CHECKING:
         module_gone,
     )
     from cirron_otel.joined_core import JoinedCore, nothing
-    from cirron_otel.scope_core import RecorderCore, ScopeCore, TraceCore, record_number
+    from cirron_otel.scope_core import (
+        RecorderCore,
+        ScopeCore,
+        TraceCore,
+        make_mark,
+        record_number,
+    )
 
     COMPILED: bool
 else:
@@ -68,7 +74,7 @@ else:
     _hooks = _module or hook_core
     _module = _module or scope_core
     RecorderCore, ScopeCore, TraceCore = _module.RecorderCore, _module.ScopeCore, _module.TraceCore
-    record_number = _module.record_number
+    record_number, make_mark = _module.record_number, _module.make_mark
     _joined = _module if COMPILED else joined_core
     JoinedCore, nothing = _joined.JoinedCore, _joined.nothing
     #: What takes rows as text; only the compiled hot path writes such.

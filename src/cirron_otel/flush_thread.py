@@ -18,6 +18,8 @@ from cirron_otel._guard import Guard
 _DEATHS_BEFORE_DEGRADING = 3
 _DEATH_WINDOW_S = 60.0
 _MAX_BACKOFF_S = 30.0
+#: How often the one who waits for a flush looks: soon at first, for most take less than that.
+_FIRST_POLL_S = 0.00005
 _POLL_S = 0.001
 THREAD_NAME = "cirron-otel-flush"
 
@@ -111,12 +113,14 @@ class FlushThread:
         self._wanted = want = self._begun + 1
         self.ring()
         deadline = time.monotonic() + timeout
+        pause = _FIRST_POLL_S
         while self._done < want:
             if not self._is_alive():
                 return self._flush_here(max(0.0, deadline - time.monotonic()))
             if time.monotonic() >= deadline:
                 return False
-            time.sleep(_POLL_S)
+            time.sleep(pause)
+            pause = min(2 * pause, _POLL_S)
         return True
 
     def stop(self, timeout: float) -> bool:

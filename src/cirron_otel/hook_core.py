@@ -7,6 +7,7 @@ cold, and every frame and object touched costs many times what it costs in a tig
 from __future__ import annotations
 
 import threading
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from cirron_otel import semconv
@@ -109,6 +110,11 @@ class RecordedCall:
             else:
                 _here.stepping = before
 
+    def packed(self, *given: Any) -> Any:  # noqa: ANN401 - passed through
+        """``packed([first, ]args, kwargs)``: the call, from a function that was given these."""
+        *first, args, kwargs = given
+        return self(*first, *args, **kwargs)
+
     def _attrs(self, args: tuple[Any, ...]) -> dict[str, Any]:
         if self._what == FORWARD:
             training = bool(args[0].training)
@@ -137,6 +143,10 @@ class RecordedFetch:
     def __call__(self, iterator: Any) -> Any:  # noqa: ANN401 - the framework's
         """Fetch the next item."""
         return self._slowly(iterator)
+
+    def __get__(self, iterator: Any, owner: type | None = None) -> Any:  # noqa: ANN401
+        """As a function in a class: a method of its instances."""
+        return self if iterator is None else MethodType(self, iterator)
 
 
 class PassCore:

@@ -11,7 +11,7 @@ parent is simply the current scope); everything else is :meth:`BaseScope.open` a
 from __future__ import annotations
 
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from msgspec import UNSET
 from opentelemetry.context import Context
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from cirron_otel.recorder import Recorder
+
+_F = TypeVar("_F", bound="Callable[..., Any]")
 
 #: INHERITED: open in the process this one was forked from, which will write its row.
 NEW, OPEN, ENDED, INHERITED = 0, 1, 2, 3
@@ -88,6 +90,15 @@ class TraceCore:
     last: Any
     parent: Any
     root_context: Context
+
+    def fill(self, low: str, otel: SpanOtel, limit: float, context: Context) -> None:
+        """Make a new trace's fields, but for those that only Python reads."""
+        self.low = low
+        self.otel = otel
+        self.limit = limit
+        self.root_context = context
+        self.count = 0
+        self.child_otel = self.window = self.last = self.parent = None
 
 
 class ScopeCore:
@@ -227,6 +238,51 @@ class ScopeCore:
         rec.open[self.id] = self
         return True
 
+    def open_in(
+        self,
+        parent: Any,  # noqa: ANN401 - a scope
+        trace: Any,  # noqa: ANN401 - a trace
+        otel: SpanOtel,
+        attach: bool,  # noqa: FBT001 - compiled it takes no names
+        /,
+    ) -> bool:
+        """Open under ``parent`` at the beginning of ``trace``; says whether it was done.
+
+        The short way, for a context that is empty or the one that ``parent`` attached. ``otel`` is
+        what the row says; without ``attach`` it does not become current. Where it says False
+        nothing has happened: use :meth:`BaseScope.open`.
+        """
+        rec = self._rec
+        context = get_current()
+        if (
+            rec.busy
+            or self._state
+            or parent._state != OPEN  # noqa: SLF001 - a scope's own kind
+            or (context and parent.ctx is not context)
+            or (depth := parent.depth + 1) > MAX_DEPTH
+        ):
+            return False
+        trace.count += 1
+        ids = rec.span_ids
+        self.id = (ids.pop() if ids else rec.next_span_id()) + trace.low
+        self.trace = trace
+        self.otel = otel
+        self.above = parent
+        self.depth = depth
+        self.iteration = parent.iteration
+        self.thread_id = get_ident()
+        clock = rec.clock
+        self._offset = offset = clock.offset_ns
+        monotonic_ns = clock.monotonic_ns
+        self.start_ns = self.last_ns = monotonic_ns() + offset
+        if attach:
+            self.prev = context
+            self.ctx = new = Context({**context, SPAN_KEY: self, SCOPE_KEY: self})
+            attach_context(new)
+        self._state = OPEN
+        rec.open[self.id] = self
+        return True
+
     def add_here(self, name: str, start_ns: int, end_ns: int) -> bool:
         """Record a child that is over already the short way; says whether it was."""
         rec, trace = self._rec, self.trace
@@ -341,3 +397,12 @@ def record_number(rec: RecorderCore, name: object, value: object) -> bool:
     if shown:
         scope.show_number(record)
     return True
+
+
+def make_mark(general: _F, namespace: dict[str, Any], signature: str) -> _F:  # noqa: ARG001
+    """``general``; compiled, a function like it that takes the short way for plain numbers first.
+
+    That one looks for the recorder in ``namespace`` under ``_current``. A compiled function has no
+    signature of its own but the text that it is given.
+    """
+    return general

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from opentelemetry import trace as otel_trace
 
 from cirron_otel import children, recorder
-from cirron_otel.core import record_number
+from cirron_otel.core import make_mark, record_number
 from cirron_otel.decorators import decorated
 from cirron_otel.joined import JoinedScope
 from cirron_otel.lifecycle import Lifecycle
-from cirron_otel.loops import EVALUATION, TRAIN, Loops
+from cirron_otel.loops import Loops
+from cirron_otel.passes import EVALUATION, TRAIN
 from cirron_otel.provider import OwnSpans
 from cirron_otel.scope_base import BaseScope
 from cirron_otel.scope_handle import ScopeHandle
@@ -279,6 +280,10 @@ def mark(
         rec.guard.swallow("mark", error)
 
 
+# A frame of Python would be a tenth of what a mark takes.
+mark = make_mark(mark, vars(recorder), "(name, value, /, *, kind='point', **attrs)")
+
+
 # --- loops ---------------------------------------------------------------------------------------
 
 
@@ -326,11 +331,12 @@ def _epochs(iterable: Iterable[_T]) -> Iterator[_T]:
     for index, item in enumerate(iterable):
         nested = False
         try:
-            above = rec.loops.current_epoch()
-            nested = above is not None and not above.auto
+            nested = rec.loops.is_inside_epochs()
             if nested:
                 rec.guard.warn(
-                    "nested_epochs", "ci.epochs inside ci.epochs opens no epochs; use ci.scope()"
+                    "nested_epochs",
+                    "ci.epochs inside other epochs (of ci.epochs, or of a framework that runs its "
+                    "own loop) opens none; use ci.scope()",
                 )
             epoch = None if nested else rec.loops.open_epoch(index)
         except Exception as error:  # noqa: BLE001 - see _guard
@@ -339,7 +345,7 @@ def _epochs(iterable: Iterable[_T]) -> Iterator[_T]:
             yield item
         finally:
             if epoch is not None:
-                epoch.__exit__(None, None, None)
+                _guarded(rec, rec.loops.end_epoch, epoch)
 
 
 def batches(iterable: Iterable[_T], *, stage: str | None = None) -> Loop[_T]:
@@ -368,7 +374,7 @@ def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
     here = rec.loops.here
     clock = rec.clock
     tick = clock.monotonic_ns
-    this = rec.loops.begin(explicit=True, stage=stage)
+    this = rec.loops.begin(explicit=True, stage=stage, source=iterable)
     fetch = iter(iterable).__next__
     try:
         while True:

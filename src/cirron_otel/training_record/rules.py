@@ -17,6 +17,8 @@ from msgspec import Raw
 NEAR = 1e-9
 #: The same for decades, which are of the order of ten.
 _NEAR_SIZE = 10 * NEAR
+#: Where it is worth looking whether a size is that near.
+_WATCHED = 2 * _NEAR_SIZE
 
 
 class Rules(NamedTuple):
@@ -144,7 +146,9 @@ class Decisions:
 
     def check(self, step: int, loss: float | None, grad: Mapping[str, float]) -> list[Expected]:
         """The events of one check, in the order in which a monitor writes them."""
-        bad = [name for name, norm in grad.items() if not math.isfinite(norm)]
+        bad: list[str] = []
+        if not all(map(math.isfinite, grad.values())):
+            bad = [name for name, norm in grad.items() if not math.isfinite(norm)]
         skipped = bool(bad) and self.scaler
         found: list[Expected] = []
         if loss is not None and not (skipped and math.isfinite(loss)):
@@ -159,14 +163,9 @@ class Decisions:
             found.append(self._nonfinite(step, "nonfinite_gradient", bad))
         if grad:  # a check without gradients says nothing about them
             self._gradient_nonfinite = bool(bad)
-        layers = self._layers
-        for name, norm in grad.items():
-            if bad and not math.isfinite(norm):
-                continue
-            layer = layers.get(name)
-            if layer is None:
-                layer = layers[name] = _Layer()
-            self._check_layer(step, name, norm, layer, found)
+        if bad:
+            grad = {name: norm for name, norm in grad.items() if math.isfinite(norm)}
+        self._check_layers(step, grad, found)
         return found
 
     def near(self, layer: object) -> bool:
@@ -208,53 +207,67 @@ class Decisions:
         floats = (("value", loss), ("baseline", self._loss.mean))
         return Expected(step, event, (), floats, near=self._loss.near)
 
-    def _check_layer(
-        self, step: int, name: str, norm: float, layer: _Layer, found: list[Expected]
-    ) -> None:
-        rules = self._rules
-        size = math.log10(norm + 1e-30)
-        if layer.count >= rules.warmup:
-            condition = self._condition(layer, norm, size)
-            if condition is not None:
-                layer.repeats = layer.repeats + 1 if condition == layer.pending else 1
-                layer.pending = condition
-                if layer.repeats >= rules.confirmations and layer.alarm != condition:
-                    layer.alarm = condition
-                    found.append(
-                        Expected(
-                            step,
-                            "alarm",
-                            (("layer", name), ("diagnosis", condition)),
-                            (
-                                ("grad_norm", norm),
-                                ("baseline", 10**layer.mean),
-                                ("sigma", rules.sigma),
-                            ),
-                            layer.near,
-                        )
-                    )
-                return
-            layer.pending = None
-            layer.repeats = 0
-            if layer.alarm is not None:
-                found.append(
-                    Expected(
-                        step,
-                        "alarm_cleared",
-                        (("layer", name), ("diagnosis", layer.alarm)),
-                        (("grad_norm", norm), ("baseline", 10**layer.mean)),
-                        layer.near,
-                    )
-                )
-                layer.alarm = None
-        layer.update(size, rules.rate_floor)
+    def _check_layers(self, step: int, grad: Mapping[str, float], found: list[Expected]) -> None:
+        """Look at the norms of one check, which are finite numbers.
 
-    def _condition(self, layer: _Layer, norm: float, size: float) -> str | None:
-        rules, mean = self._rules, layer.mean
-        margin = rules.sigma * (math.sqrt(layer.variance) + 1e-6)
-        # Not max(): this runs for every layer of every row.
-        if margin < rules.min_decades:  # noqa: PLR1730
-            margin = rules.min_decades
+        This runs for every layer of every row that is verified: what is nothing to write about is
+        seen to here, without a call.
+        """
+        sigma, warmup, floor, min_decades, *_ = self._rules
+        layers, log10, sqrt = self._layers, math.log10, math.sqrt
+        for name, norm in grad.items():
+            layer = layers.get(name)
+            if layer is None:
+                layer = layers[name] = _Layer()
+            size = log10(norm + 1e-30)
+            count, mean, variance = layer.count, layer.mean, layer.variance
+            if count >= warmup:
+                margin = sigma * (sqrt(variance) + 1e-6)
+                # Not max(), for the same reason.
+                if margin < min_decades:  # noqa: PLR1730
+                    margin = min_decades
+                if (
+                    norm == 0
+                    # Beyond a limit, or nearer to one than that.
+                    or not mean - margin + _WATCHED < size < mean + margin - _WATCHED
+                ):
+                    condition = self._condition(layer, norm, size, margin)
+                    if condition is not None:
+                        self._found(step, name, norm, layer, condition, found)
+                        continue
+                if layer.repeats:
+                    layer.pending = None
+                    layer.repeats = 0
+                if layer.alarm is not None:
+                    exact = (("layer", name), ("diagnosis", layer.alarm))
+                    floats = (("grad_norm", norm), ("baseline", 10**mean))
+                    found.append(Expected(step, "alarm_cleared", exact, floats, layer.near))
+                    layer.alarm = None
+            # As in update().
+            rate = 1 / (count + 1)
+            if rate < floor:  # noqa: PLR1730
+                rate = floor
+            distance = size - mean
+            layer.mean = mean + rate * distance
+            layer.variance = (1 - rate) * (variance + rate * distance * distance)
+            layer.count = count + 1
+
+    def _found(  # noqa: PLR0913, PLR0917 - what was found, and where
+        self, step: int, name: str, norm: float, layer: _Layer, condition: str,
+        found: list[Expected],
+    ) -> None:  # fmt: skip
+        layer.repeats = layer.repeats + 1 if condition == layer.pending else 1
+        layer.pending = condition
+        if layer.repeats >= self._rules.confirmations and layer.alarm != condition:
+            layer.alarm = condition
+            exact = (("layer", name), ("diagnosis", condition))
+            floats = (
+                ("grad_norm", norm), ("baseline", 10**layer.mean), ("sigma", self._rules.sigma)
+            )  # fmt: skip
+            found.append(Expected(step, "alarm", exact, floats, layer.near))
+
+    def _condition(self, layer: _Layer, norm: float, size: float, margin: float) -> str | None:
+        mean = layer.mean
         low, high = mean - margin, mean + margin
         # As in above(), for both sides at once; ``size`` lies between -30 and 309.
         if abs(size - low) <= _NEAR_SIZE or abs(size - high) <= _NEAR_SIZE:

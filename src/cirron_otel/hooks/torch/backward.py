@@ -30,12 +30,12 @@ def patch_backward(phases: Phases, patches: Patches) -> None:
 
 
 def _recorded(phases: Phases, original: Callable[..., Any]) -> Callable[..., Any]:
-    recorded = RecordedCall(phases, BACKWARD, semconv.BACKWARD, original)
+    recorded = RecordedCall(phases, BACKWARD, semconv.BACKWARD, original).packed
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         if is_dynamo_compiling():
             return original(*args, **kwargs)
-        return recorded(*args, **kwargs)
+        return recorded(args, kwargs)
 
     return backward

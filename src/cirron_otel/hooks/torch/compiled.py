@@ -16,6 +16,8 @@ import wrapt
 
 from cirron_otel import scopes
 from cirron_otel._guard import Guard
+from cirron_otel.core import inside_forward
+from cirron_otel.weights import calls
 
 _T = TypeVar("_T")
 
@@ -40,6 +42,8 @@ def _tell(guard: Guard) -> None:
             (scopes.mark, _mark),
             (scopes.epochs, _epochs),
             (scopes.batches, _batches),
+            (calls.snapshot, _mark),
+            (inside_forward, _inside_forward),
         ):
             substitute(original, skip_signature_check=True)(stand_in)
     except Exception as error:  # noqa: BLE001 - see _guard
@@ -60,3 +64,7 @@ def _epochs(iterable: Iterable[_T]) -> Iterable[_T]:
 
 def _batches(iterable: Iterable[_T], *, stage: str | None = None) -> Iterable[_T]:  # noqa: ARG001
     return iterable
+
+
+def _inside_forward() -> bool:
+    return True  # nothing in compiled code is recorded as a call of its own

@@ -39,7 +39,7 @@ class Forwards:
         """Replace ``Module.__call__``."""
         original: Callable[..., Any] = vars(Module)["__call__"]
         make = _inlined if _is_known(original) else _wrapped
-        outermost = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original)
+        outermost = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original).packed
         patches.replace(Module, "__call__", make(original, outermost))
 
     def stage(self) -> str | None:
@@ -73,27 +73,38 @@ def _is_known(original: Callable[..., Any]) -> bool:
     )
 
 
-# The first condition of both is false in plain Python and constant in code that is compiled, where
-# the second would become a guard.
-
-
 def _inlined(original: Callable[..., Any], outermost: Callable[..., Any]) -> Callable[..., Any]:
+    passes = _passes_on()
+
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
-        if is_dynamo_compiling() or inside_forward():
+        if passes():
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
-        return outermost(self, *args, **kwargs)
+        return outermost(self, args, kwargs)
 
     return call
 
 
 def _wrapped(original: Callable[..., Any], outermost: Callable[..., Any]) -> Callable[..., Any]:
+    passes = _passes_on()
+
     @functools.wraps(original)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any module
-        if is_dynamo_compiling() or inside_forward():
+        if passes():
             return original(self, *args, **kwargs)
-        return outermost(self, *args, **kwargs)
+        return outermost(self, args, kwargs)
 
     return call
+
+
+def _passes_on() -> Callable[[], bool]:
+    """What says that a call is none to record: inside another, or in code that is compiled.
+
+    Where the compiler takes stand-ins (``compiled.py``), :func:`inside_forward` is a constant in
+    such code; elsewhere it would become a guard there, so what is constant has to come first.
+    """
+    if hasattr(torch.compiler, "substitute_in_graph"):
+        return inside_forward
+    return lambda: is_dynamo_compiling() or inside_forward()
