@@ -81,7 +81,8 @@ def mark_value(value: object) -> MarkValue | Deferred:
     """What a mark's value is.
 
     Takes bool, int, float, str, Decimal, Fraction and the 0-d and one-element scalars of numpy,
-    torch, jax and TensorFlow, of any dtype on any device. Integers beyond 64 bits become float.
+    torch, jax and TensorFlow, of any dtype on any device. Integers beyond 64 bits become float. A
+    value of ours that comes later (:class:`Deferred`) is taken as it is.
 
     Raises :class:`UnsupportedValueError` for everything else. Never waits for a device.
     """
@@ -93,6 +94,8 @@ def mark_value(value: object) -> MarkValue | Deferred:
         return _float(float(value))
     if isinstance(value, str):
         return MarkValue("string", cut_text(clean_text(str(value)), MAX_MARK_BYTES))
+    if isinstance(value, Deferred):
+        return value
     try:
         made = _foreign(value)
     except UnsupportedValueError:

@@ -16,6 +16,7 @@ from cirron_otel.hooks.torch.compiled import vanish_when_compiled
 from cirron_otel.hooks.torch.cuda import DeviceTimer
 from cirron_otel.hooks.torch.forward import Forwards
 from cirron_otel.hooks.torch.loader import Loaders
+from cirron_otel.hooks.torch.monitoring import Monitoring
 from cirron_otel.hooks.torch.optimizer import Steps
 from cirron_otel.hooks.torch.patches import Patches
 from cirron_otel.hooks.torch.phases import Phases
@@ -41,6 +42,7 @@ class TorchHook:
         timer = DeviceTimer(torch.cuda, _timing_event, capture_gate) if self._devices else None
         self._phases = Phases(rec, timer)
         self._steps = Steps(self._phases, self._patches)
+        self._monitoring = Monitoring(rec, self._phases)
 
     def instrument(self) -> None:
         """Patch torch; what was patched stays consistent when a later part fails."""
@@ -57,7 +59,9 @@ class TorchHook:
         except BaseException:
             self.uninstrument()
             raise
+        self._monitoring.begin()
         self._rec.loops.stage_probe = forwards.stage
+        self._rec.torch_phases = phases
         vanish_when_compiled(self._rec.guard)
         session = self._rec.session
         if session is not None and session.is_open:
@@ -65,7 +69,9 @@ class TorchHook:
 
     def uninstrument(self) -> None:
         """Put torch back. Functions that somebody else has wrapped meanwhile do nothing."""
+        self._monitoring.end()
         self._phases.active = False
+        self._rec.torch_phases = None
         self._steps.remove()
         self._patches.undo()
         self._rec.loops.stage_probe = lambda: None

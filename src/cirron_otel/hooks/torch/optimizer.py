@@ -20,7 +20,9 @@ from torch.optim.optimizer import (
 
 from cirron_otel import semconv
 from cirron_otel.core import RecordedCall, is_stepping
+from cirron_otel.errors import StopTraining
 from cirron_otel.hook_core import OPTIMIZER_STEP
+from cirron_otel.hooks.torch.closures import after_closure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,26 +82,46 @@ class Steps:
 
     def _recorded(self, step: Callable[..., Any]) -> Callable[..., Any]:
         call = RecordedCall(self._phases, OPTIMIZER_STEP, semconv.OPTIMIZER_STEP, step)
+        # The list itself, which is changed in place: while it is empty this costs a look at it.
+        waiting = self._phases.rec.before_optimizer_step
+        here = self._phases.here
 
         @functools.wraps(step)  # takes over torch's own mark, `hooked`
         def recorded(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
             if is_dynamo_compiling():
                 return step(optimizer, *args, **kwargs)
+            if here.closure_first and (args or kwargs):
+                return after_closure(self._phases, step, call, optimizer, args, kwargs)
+            if waiting:
+                self._tell(optimizer)
             return call(optimizer, *args, **kwargs)
 
         return recorded
+
+    def _tell(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step, not from inside its own step."""
+        phases = self._phases
+        try:
+            if not is_stepping(optimizer) and not phases.silent():
+                phases.rec.boundaries.optimizer_stepping(optimizer)
+        except StopTraining:  # the user asked for it
+            raise
+        except Exception as error:  # noqa: BLE001 - see _guard
+            phases.rec.guard.swallow("torch.optimizer", error)
 
     # --- steps that do not pass the class ------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
         # As nearly all do, it passes the class in the second case.
-        if is_dynamo_compiling() or is_stepping(optimizer):
-            return
         phases = self._phases
+        if is_dynamo_compiling() or is_stepping(optimizer) or phases.here.late is optimizer:
+            return
         hooked = phases.here.hooked
         try:
             if phases.silent():
                 return
+            if phases.rec.before_optimizer_step:
+                phases.rec.boundaries.optimizer_stepping(optimizer)
             # What is left of a step that raised ends where its last child did.
             while hooked and (hooked[-1][0] == id(optimizer) or not hooked[-1][1].is_open):
                 _, left = hooked.pop()
@@ -110,6 +132,8 @@ class Steps:
             scope.auto = True
             if scope.open():
                 hooked.append((id(optimizer), scope))
+        except StopTraining:  # the user asked for it
+            raise
         except Exception as error:  # noqa: BLE001 - see _guard
             phases.rec.guard.swallow("torch.optimizer", error)
 

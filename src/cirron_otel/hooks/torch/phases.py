@@ -28,6 +28,11 @@ class Here(threading.local):
     def __init__(self) -> None:
         #: Ids of optimizers whose step we know of by torch's own hooks only, with their scopes.
         self.hooked: list[tuple[int, BaseScope]] = []
+        #: Whether the closure of an optimizer step holds forward and backward: the framework that
+        #: runs the loop does it so, and the step is what comes after them.
+        self.closure_first = False
+        #: The optimizer whose step is recorded that way now.
+        self.late: object = None
         #: The outermost module called last, and the last one that was called in order to learn.
         self.seen: weakref.ref[torch.nn.Module] | None = None
         self.learner: weakref.ref[torch.nn.Module] | None = None
