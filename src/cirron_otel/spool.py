@@ -321,6 +321,12 @@ class Spool:
         """Bytes of batch files and ``.tmp`` files together, counted now; 0 without a directory."""
         return sum(stat.st_size for _, _, stat in self._listing())
 
+    def known_size(self) -> int:
+        """The same as of the last time this process counted, and what it wrote since; no disk."""
+        if not self._scanned:
+            return self.size()
+        return self._file_bytes + self._tmp_bytes
+
     def count(self) -> int:
         """The number of batch files, counted now."""
         return len(self.files())

@@ -3,28 +3,109 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+
+class WatchedModel(NamedTuple):
+    """One model: what it is called, and whether its buffers are looked at too."""
+
+    model: object
+    #: What ``watch(name=...)`` said, else its class, numbered where there are several of it.
+    name: str
+    #: Whether it was given a name.
+    named: bool
+    buffers: bool
 
 
 class Watched:
     """Watched models in the order they came. Thread-safe as far as its list is."""
 
     def __init__(self) -> None:
-        self._references: list[weakref.ref[object]] = []
+        self._entries: list[tuple[weakref.ref[object], str | None, bool]] = []
+        #: Called, on the thread of ``watch()``, when there is something new to watch.
+        self.listeners: list[Callable[[], object]] = []
+        self._optimizers: list[weakref.ref[object]] = []
+        #: What ``watch(monitor=...)`` said of some models.
+        self._monitor: list[tuple[weakref.ref[object], object]] = []
 
-    def add(self, models: Iterable[object]) -> None:
-        """Watch more models; ``None`` forgets all before it."""
+    def add(
+        self,
+        models: Iterable[object],
+        *,
+        name: str | None = None,
+        buffers: bool | None = None,
+        monitor: object = None,
+    ) -> None:
+        """Watch more models; ``None`` forgets all before it. Optimizers among them are kept apart.
+
+        A model that is watched already keeps its place and takes the new ``name`` and ``buffers``,
+        where they are given. Raises TypeError for what cannot be held weakly.
+        """
         for model in models:
             if model is None:
-                self._references.clear()
-            elif all(known() is not model for known in self._references):
-                self._references.append(weakref.ref(model))
+                self._entries.clear()
+                self._optimizers.clear()
+                self._monitor.clear()
+                continue
+            if _is_optimizer(model):
+                alive = [known for known in self._optimizers if known() not in (None, model)]
+                self._optimizers = [*alive, weakref.ref(model)]
+                continue
+            if monitor is not None:
+                others = [one for one in self._monitor if one[0]() not in (None, model)]
+                self._monitor = [*others, (weakref.ref(model), monitor)]
+            found = weakref.ref(model), name, bool(buffers)
+            for place, (known, old_name, old_buffers) in enumerate(self._entries):
+                if known() is model:
+                    kept = old_buffers if buffers is None else bool(buffers)
+                    self._entries[place] = known, name or old_name, kept
+                    break
+            else:
+                self._entries = [entry for entry in self._entries if entry[0]() is not None]
+                self._entries.append(found)
+        for listener in tuple(self.listeners):
+            listener()
+
+    @property
+    def optimizers(self) -> list[object]:
+        """The optimizers given beside models, that still exist."""
+        return [found for one in self._optimizers.copy() if (found := one()) is not None]
+
+    def monitor_option(self, model: object) -> object:
+        """What ``watch(monitor=...)`` said of a model; None where it said nothing."""
+        return next((option for one, option in self._monitor.copy() if one() is model), None)
 
     @property
     def models(self) -> list[object]:
         """Those that still exist."""
-        found = [reference() for reference in self._references]
-        return [model for model in found if model is not None]
+        return [model for entry in self._entries.copy() if (model := entry[0]()) is not None]
+
+    @property
+    def entries(self) -> list[WatchedModel]:
+        """Those that still exist, each with a name of its own."""
+        found: list[WatchedModel] = []
+        taken: set[str] = set()
+        alive = [
+            (model, name, buffers)
+            for reference, name, buffers in self._entries.copy()
+            if (model := reference()) is not None
+        ]
+        # Names that were given are taken first, so that no made one can be the same.
+        taken.update(name for _, name, _ in alive if name)
+        for model, name, buffers in alive:
+            made = name or type(model).__name__
+            number = 1
+            while not name and made in taken:
+                number += 1
+                made = f"{type(model).__name__}_{number}"
+            taken.add(made)
+            found.append(WatchedModel(model, made, bool(name), buffers))
+        return found
+
+
+def _is_optimizer(found: object) -> bool:
+    return callable(getattr(found, "step", None)) and hasattr(found, "param_groups")
 
 
 #: The process's watched models: ``watch()`` may come before ``profile()``.

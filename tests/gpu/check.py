@@ -21,6 +21,8 @@ from torch import nn
 
 import cirron_otel as ci
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord, decode
+from cirron_otel.weights.reductions import fused_way
+from cirron_otel.weights.statistics import Skipped, TensorStats, tensor_stats
 
 
 def _read(directory: str) -> tuple[list[SpanRecord], list[MarkRecord]]:
@@ -184,6 +186,70 @@ def the_session_names_the_device(directory: str) -> None:
     assert session.attrs["cuda_count"] == torch.cuda.device_count()
 
 
+def statistics_are_made_on_the_device(_: str) -> None:
+    """The fused kernels give the numbers of the host, for every dtype, in little memory."""
+    random = torch.Generator().manual_seed(0)
+    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int32, torch.int8]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        assert fused_way(torch.device("cuda", 0), dtype) is not None, f"no fused kernel for {dtype}"
+    host = [
+        (torch.randn(size, generator=random) * 5 + 1).to(dtype)
+        for dtype in dtypes
+        for size in (1, 511, 70_000, 3_000_001)
+    ]
+    for one in host:
+        if one.is_floating_point() and one.numel() > 100:
+            one[7], one[99], one[-1] = torch.nan, torch.inf, -torch.inf
+    host += [torch.randn(64, 3, 7, 7).contiguous(memory_format=torch.channels_last)]
+    host += [torch.randn(40, 50)[:, 3:], torch.empty(0)]
+    device = [one.cuda() for one in host]
+    large = torch.randn(64 << 20, device="cuda")
+    tensor_stats([*device, large])
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    found = tensor_stats([*device, large])
+    used = torch.cuda.max_memory_allocated() - before
+    assert used < 13 << 20, f"{used:,} bytes beside a tensor of {large.nbytes:,}"
+    expected = tensor_stats(host)
+    for mine, theirs in zip(found, expected, strict=False):
+        assert isinstance(mine, TensorStats), mine
+        assert isinstance(theirs, TensorStats), theirs
+        ours, other = mine.finite or mine, theirs.finite or theirs
+        assert mine.nonfinite_count == theirs.nonfinite_count
+        assert ours.histogram == other.histogram, (mine, theirs)
+        assert (ours.min, ours.max) == (other.min, other.max)
+        for field in ("mean", "std", "norm"):
+            mine_is, theirs_is = getattr(ours, field), getattr(other, field)
+            assert abs(mine_is - theirs_is) <= 1e-9 * (abs(theirs_is) + ours.norm), field
+    assert tensor_stats([large]) == tensor_stats([large]), "not the same bits twice"
+
+
+def statistics_see_what_the_program_has_queued(_: str) -> None:
+    """A snapshot waits for the writes before it, and later writes do not reach it."""
+    x = torch.zeros(32 << 20, device="cuda")
+    for _round in range(20):
+        x.fill_(1.0)
+        x.mul_(2.0)
+        (found,) = tensor_stats([x])
+        x.fill_(5.0)
+        assert isinstance(found, TensorStats)
+        assert (found.min, found.max, found.mean) == (2.0, 2.0, 2.0), found
+
+
+def no_statistics_while_a_graph_is_captured(_: str) -> None:
+    """They have a named reason then, and the graph replays."""
+    x = torch.ones(1000, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = x * 2
+        found = tensor_stats([x, y])
+    graph.replay()
+    torch.cuda.synchronize()
+    assert [one.reason for one in found if isinstance(one, Skipped)] == ["capture", "capture"]
+    assert y.sum().item() == 2000
+
+
 CHECKS: tuple[Callable[[str], None], ...] = (
     device_time_is_filled,
     device_time_agrees_with_the_device,
@@ -192,6 +258,9 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     a_graph_is_captured_undisturbed,
     streams_and_devices_of_the_program,
     the_session_names_the_device,
+    statistics_are_made_on_the_device,
+    statistics_see_what_the_program_has_queued,
+    no_statistics_while_a_graph_is_captured,
 )
 
 

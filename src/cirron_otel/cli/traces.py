@@ -6,6 +6,7 @@ import click
 
 from cirron_otel.cli.json_tree import session_summary, write_sessions
 from cirron_otel.cli.screen import Screen, Warnings, print_json
+from cirron_otel.cli.snapshots import snapshot, snapshots
 from cirron_otel.cli.where import find_spool
 from cirron_otel.errors import CirronError
 from cirron_otel.reading.index import SessionInfo
@@ -43,6 +44,10 @@ class _Duration(click.ParamType[int]):
 @click.group()
 def traces() -> None:
     """Look at recorded sessions, also while they are still running."""
+
+
+traces.add_command(snapshots)
+traces.add_command(snapshot)
 
 
 @traces.command(name="list")

@@ -1,0 +1,254 @@
+"""Safetensors files: writing them tensor by tensor, reading their tables and values.
+
+The format is small and fixed (8 bytes of length, a JSON table, the bytes of the tensors): see
+https://huggingface.co/docs/safetensors. It is written here rather than by its library because that
+wants the bytes of all tensors in memory at once, a second copy of the model; here each tensor goes
+to the disk from where it lies, and one on a device or not contiguous by a copy of itself alone.
+The library reads what is written here (it is the tests' judge), and is not needed to.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import math
+import mmap
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from cirron_otel.errors import SpoolFormatError
+from cirron_otel.spool import disk_error
+
+#: torch's and numpy's names of types, and the format's.
+_CODES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint64": "U64",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+    "complex64": "C64",
+}
+DTYPES = {code: name for name, code in _CODES.items()}
+ITEM_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
+    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
+    "C64": 8,
+}  # fmt: skip
+_ALIGNMENT = 8
+_MAX_HEADER = 100_000_000
+_METADATA = "__metadata__"
+#: One call takes at most 2 GiB on Linux.
+_PIECE = 1 << 30
+_TMP_SUFFIX = ".tmp"
+
+
+class Part(NamedTuple):
+    """One tensor to be written."""
+
+    name: str
+    #: The format's name of its type.
+    code: str
+    shape: Sequence[int]
+    size: int
+    #: Gives the bytes and what has to live as long as they are used.
+    load: Callable[[], tuple[memoryview, object]]
+
+
+class Entry(NamedTuple):
+    """One tensor in a file."""
+
+    name: str
+    code: str
+    shape: list[int]
+    #: Where its bytes begin and end, in the file.
+    start: int
+    end: int
+
+    @property
+    def dtype(self) -> str:
+        """The type by the name it has in rows."""
+        return DTYPES.get(self.code, self.code.lower())
+
+
+def code_of(dtype: str) -> str | None:
+    """The format's name of a type; None for one it has no word for."""
+    return _CODES.get(dtype)
+
+
+def part_of(name: str, tensor: Any, dtype: str) -> Part | None:  # noqa: ANN401
+    """A torch tensor or numpy array as a part; None for one that cannot be in such a file."""
+    code = code_of(dtype)
+    if code is None:
+        return None
+    shape = [int(size) for size in tensor.shape]
+    size = math.prod(shape) * ITEM_BYTES[code]
+    if hasattr(tensor, "data_ptr"):
+        if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_meta:
+            return None
+        return Part(name, code, shape, size, lambda: _of_torch(tensor, size))
+    if not hasattr(tensor, "__array_interface__") or tensor.dtype.byteorder == ">":
+        return None
+    return Part(name, code, shape, size, lambda: _of_array(tensor))
+
+
+def _of_torch(tensor: Any, size: int) -> tuple[memoryview, object]:  # noqa: ANN401
+    here = tensor.detach()
+    if here.is_conj() or here.is_neg():
+        here = here.resolve_conj().resolve_neg()
+    here = here.cpu().contiguous()
+    if size == 0:
+        return memoryview(b""), here
+    # Not numpy: it may not be there, and has no word for bfloat16 and float8.
+    view = memoryview((ctypes.c_ubyte * size).from_address(here.data_ptr()))
+    return view.cast("B"), here
+
+
+def _of_array(array: Any) -> tuple[memoryview, object]:  # noqa: ANN401
+    import numpy as np  # noqa: PLC0415 - the caller has it
+
+    here = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return memoryview(here.data), here
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def write(path: Path, parts: Iterable[Part], metadata: Mapping[str, str]) -> int:
+    """Write a file whole or not at all; returns its size in bytes.
+
+    It lies under another name (``.tmp`` behind it) until it is whole, so a reader never sees half
+    a file, whatever becomes of the process. Blocks as long as the disk does, the interpreter being
+    free meanwhile; does not wait for the platter (no fsync), as the spool does not. Memory: a copy
+    of one tensor at a time where it does not lie on the host in one piece.
+
+    Raises ``OSError``; nothing of the file is left then.
+    """
+    # Larger items first: so each tensor lies aligned for its type.
+    ordered = sorted(parts, key=lambda part: -ITEM_BYTES[part.code])
+    head = header(ordered, metadata)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    tmp = path.with_name(path.name + _TMP_SUFFIX)
+    fd = os.open(tmp, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+    done = False
+    try:
+        try:
+            written = _write_all(fd, memoryview(head))
+            for part in ordered:
+                view, keeper = part.load()
+                written += _write_all(fd, view)
+                del view, keeper
+        finally:
+            os.close(fd)
+        tmp.replace(path)
+        done = True
+    finally:
+        if not done:
+            tmp.unlink(missing_ok=True)
+    return written
+
+
+def header(ordered: Sequence[Part], metadata: Mapping[str, str]) -> bytes:
+    """The beginning of a file with these parts in this order."""
+    table: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    at = 0
+    for part in ordered:
+        table[part.name] = {
+            "dtype": part.code,
+            "shape": list(part.shape),
+            "data_offsets": [at, at + part.size],
+        }
+        at += part.size
+    text = msgspec.json.encode(table)
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _write_all(fd: int, view: memoryview) -> int:
+    size = len(view)
+    while view:
+        count = os.write(fd, view[:_PIECE])
+        if count == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        view = view[count:]
+    return size
+
+
+# -- reading -----------------------------------------------------------------------------------
+
+
+class Container:
+    """A safetensors file, mapped: values are read when they are asked for. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the table.
+
+        Raises :class:`~cirron_otel.errors.SpoolError` when the file cannot be read, and
+        :class:`~cirron_otel.errors.SpoolFormatError` when it is no safetensors file.
+        """
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size < _ALIGNMENT:
+                    raise SpoolFormatError(f"{path} is no safetensors file: it is too short")
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as exc:
+            raise disk_error("read", path, exc) from exc
+        try:
+            self.entries, self.metadata = _table(self._map, size)
+        except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as exc:
+            self._map.close()
+            raise SpoolFormatError(f"{path} is no safetensors file: {exc}") from exc
+
+    def find(self, name: str) -> Entry | None:
+        """The tensor of a row: under its own name, or a gradient under its parameter's."""
+        return self.entries.get(name) or self.entries.get(name.removesuffix(".grad"))
+
+    def data(self, entry: Entry) -> bytes:
+        """The bytes of a tensor, copied."""
+        return self._map[entry.start : entry.end]
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._map.close()
+
+    def __enter__(self) -> Container:  # noqa: PYI034 - never subclassed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _table(data: mmap.mmap, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    length = int.from_bytes(data[:8], "little")
+    begin = 8 + length
+    if length > _MAX_HEADER or begin > size:
+        raise ValueError(f"its table would have {length} bytes")
+    table = msgspec.json.decode(data[8:begin], type=dict[str, dict[str, Any]])
+    metadata = {key: str(value) for key, value in table.pop(_METADATA, {}).items()}
+    entries = {}
+    for name, row in table.items():
+        first, last = row["data_offsets"]
+        shape = [int(one) for one in row["shape"]]
+        if not 0 <= first <= last <= size - begin:
+            raise ValueError(f"{name!r} lies outside of it")
+        wanted = math.prod(shape) * ITEM_BYTES.get(row["dtype"], 0)
+        if row["dtype"] in ITEM_BYTES and last - first != wanted:
+            raise ValueError(f"{name!r} has {last - first} bytes, and its shape says {wanted}")
+        entries[name] = Entry(name, str(row["dtype"]), shape, begin + first, begin + last)
+    return entries, metadata
