@@ -12,9 +12,11 @@
         +-- RecordBusyError       another process writes the record
         +-- RecordDamagedError    the record has been changed or is no record (also a ValueError)
         +-- RecordKeyError        a key, or what makes the signatures, cannot be used
+    +-- StopTraining              you asked for it: a finding stops the training at a clean point
 
 They are raised by ``profile()`` before it has any effect, and by the readers and commands. After
-``profile()`` nothing is raised into the user's program: see :mod:`cirron_otel._guard`.
+``profile()`` nothing is raised into the user's program (see :mod:`cirron_otel._guard`), but for
+``StopTraining``, and that only where ``stop_on=`` or a function of the user's asked for it.
 """
 
 from __future__ import annotations
@@ -58,3 +60,11 @@ class RecordDamagedError(RecordError, ValueError):
 
 class RecordKeyError(RecordError):
     """A key cannot be loaded, or does not make or fit the signature."""
+
+
+class StopTraining(CirronError):  # noqa: N818 - raised to ask for something, as StopIteration is
+    """Raise it in an ``on_finding`` function to end the training at the next clean point.
+
+    It then leaves ``Monitor.step()``, or ``optimizer.step()`` before that has changed a weight,
+    and is the program's to catch.
+    """

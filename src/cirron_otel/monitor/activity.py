@@ -1,0 +1,85 @@
+"""What the channels of a layer put out while somebody looks: the largest value of each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from cirron_otel._guard import Guard
+from cirron_otel.monitor.hooking import Hooks, learns
+
+_SPATIAL = {"Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
+
+
+class Site(NamedTuple):
+    """Where the channels of a producer are seen: behind its BatchNorm, or behind itself."""
+
+    producer: str
+    module: nn.Module
+
+
+class Activity:
+    """Hooks on some modules for the windows that end in a check."""
+
+    def __init__(self, model: nn.Module, sites: Iterable[Site], guard: Guard) -> None:
+        self._model = model
+        self._sites = list(sites)
+        self._hooks = Hooks(guard)
+        self._peaks: dict[str, torch.Tensor] = {}
+        #: Forward passes of the model, and runs of each site, in this window.
+        self.passes = 0
+        self.runs: Counter[str] = Counter()
+
+    def begin(self) -> None:
+        """Look from now on."""
+        self._peaks = {}
+        self.passes = 0
+        self.runs.clear()
+        if self._hooks or not self._sites:
+            return
+        self._hooks.before(self._model, self._pass_begins)
+        for site in self._sites:
+            self._hooks.after(site.module, self._seen_at(site.producer))
+
+    def end(self) -> Mapping[str, torch.Tensor]:
+        """The largest output by channel of each producer that ran, where it was computed."""
+        return self._peaks
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._hooks.remove()
+        self._peaks = {}
+
+    def _pass_begins(self, module: nn.Module, _args: object) -> None:
+        self.passes += learns(module)
+
+    def _seen_at(self, producer: str) -> Any:  # noqa: ANN401 - a hook
+        def see(module: nn.Module, _args: object, output: object) -> None:
+            if not (learns(module) and isinstance(output, torch.Tensor) and output.numel()):
+                return
+            self.runs[producer] += 1
+            self.add(producer, channel_peaks(module, output.detach()))
+
+        return see
+
+    def add(self, producer: str, peak: torch.Tensor) -> None:
+        """Take in the largest outputs of one run."""
+        before = self._peaks.get(producer)
+        self._peaks[producer] = peak if before is None else torch.maximum(before, peak)
+
+
+def channel_peaks(module: nn.Module, output: torch.Tensor) -> torch.Tensor:
+    """The largest value of each channel of what ``module`` put out."""
+    kind = type(module).__name__
+    if kind == "Linear":
+        channel = output.dim() - 1
+    elif kind in _SPATIAL:  # without a batch, channels come first
+        channel = output.dim() - 1 - _SPATIAL[kind]
+    else:
+        channel = 1
+    others = [axis for axis in range(output.dim()) if axis != channel]
+    return output.amax(dim=others) if others else output

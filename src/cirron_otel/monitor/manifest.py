@@ -1,0 +1,152 @@
+"""What a record says of how it was made: the events ``structure`` and ``manifest``, the report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cirron_otel.monitor.config import MonitorConfig
+from cirron_otel.monitor.modules import PRODUCERS, Layer, Place
+from cirron_otel.monitor.scaling import Scaling
+from cirron_otel.monitor.structure import Structure
+from cirron_otel.training_record import report as reports
+
+if TYPE_CHECKING:
+    from torch import nn
+
+NO_RELU = (
+    "no ReLU module takes the output (a residual sum, another activation or a functional relu does)"
+)
+NO_OPTIMIZER = "no optimizer was given"
+NOT_YET = "this version issues no certificates"
+_REPORT = "report.html"
+
+
+class Facts(NamedTuple):
+    """What a monitor was made with."""
+
+    config: MonitorConfig
+    model: nn.Module
+    optimizer: object
+    layers: list[Layer]
+    #: Layers before the filter, and the filter.
+    total: int
+    patterns: Sequence[str] | None
+    place: Place
+    wrappers: list[str]
+    scaling: Scaling
+    is_compiled: bool
+
+    @property
+    def scans_channels(self) -> bool:
+        """Whether channels are looked at: not where a rank holds only a part of each weight."""
+        return self.place.mode != "fsdp"
+
+
+def watched_pairs(facts: Facts, structure: Structure) -> dict[str, str]:
+    """Producer to its BatchNorm, of the watched producers."""
+    watched = {layer.name for layer in facts.layers}
+    return {name: other for name, other in structure.pairs.items() if name in watched}
+
+
+def structure_fields(facts: Facts, structure: Structure) -> dict[str, Any]:
+    """The fields of ``structure`` beyond the step."""
+    return {
+        "pairs": watched_pairs(facts, structure),
+        "relu_after": sorted(structure.relu_after),
+        "graph": structure.graph,
+    }
+
+
+def why_never_certified(facts: Facts, structure: Structure, producer: str) -> str | None:
+    """Why nothing can ever be proven about a producer's channels; None where something can."""
+    if not structure.has_relu(producer):
+        return NO_RELU if structure.seen else _unseen(facts)
+    if facts.optimizer is None:
+        return NO_OPTIMIZER
+    return structure.blocked.get(producer)
+
+
+def _unseen(facts: Facts) -> str:
+    if facts.is_compiled:
+        return "the model is compiled: its forward passes run without the hooks that would see them"
+    return "no forward pass in training mode was seen before the first check"
+
+
+def manifest_fields(facts: Facts, structure: Structure, scale: float | None) -> dict[str, Any]:
+    """The fields of ``manifest`` beyond the step."""
+    return {
+        "check_every": facts.config.check_every,
+        "layers": {
+            "monitored": len(facts.layers),
+            "total": facts.total,
+            "filter": None if facts.patterns is None else list(facts.patterns),
+        },
+        "producers": [
+            {
+                "layer": layer.name,
+                "kind": layer.kind,
+                "batchnorm": structure.pairs.get(layer.name),
+                "relu_after": structure.has_relu(layer.name),
+                "certificate": False,
+                "reason": why_never_certified(facts, structure, layer.name) or NOT_YET,
+            }
+            for layer in facts.layers
+            if layer.kind in PRODUCERS
+        ],
+        "channel_checks": facts.scans_channels,
+        "optimizer": {
+            "type": None if facts.optimizer is None else type(facts.optimizer).__name__,
+            "certificate_family": None,
+        },
+        "repair": {
+            "mode": False,
+            "targets": [],
+            "rng": None,
+            "modification_class": "discrete",
+            "bound": None,
+        },
+        "precision": {
+            "scaler": facts.scaling.given,
+            "scaler_enabled": facts.scaling.is_on,
+            "scale": scale,
+            "gradient_norms": "added up in float32, float64 for float64 gradients",
+        },
+        "distributed": {
+            "mode": facts.place.mode,
+            "rank": facts.place.rank,
+            "world_size": facts.place.world_size,
+            "wrappers": facts.wrappers,
+        },
+        "notes": _notes(facts, structure),
+    }
+
+
+def _notes(facts: Facts, structure: Structure) -> list[str]:
+    notes = []
+    if not structure.seen:
+        notes.append(f"channels that never fire are not looked for: {_unseen(facts)}")
+    if facts.place.mode == "fsdp":
+        notes.append(
+            "each rank holds a part of each weight: channels are not looked at, and gradient norms "
+            "are those of this rank's part"
+        )
+    if facts.place.world_size > 1:
+        notes.append("rank 0 alone looks and writes")
+    if facts.scaling.given:
+        notes.append("steps that the gradient scaler skips are seen at checks only")
+    return notes
+
+
+def write_report(directory: Path) -> str:
+    """Write the report of a record beside it, whole or not at all; returns its path.
+
+    Raises ``OSError`` or :class:`~cirron_otel.errors.RecordError`.
+    """
+    page = reports.html(reports.load(directory))
+    path = directory / _REPORT
+    spare = directory / f".{_REPORT}.tmp"
+    spare.write_bytes(page.encode("utf-8", "replace"))
+    spare.replace(path)
+    return str(path)

@@ -1,0 +1,253 @@
+"""Which BatchNorm and which ReLU follow a layer, seen in the first forward passes.
+
+By dataflow: a module follows another one if what it is given *is* the tensor that the other one
+returned, unchanged in between. And by the graph of autograd, which says whether anybody else uses
+that tensor: see :func:`blockers`.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from cirron_otel._guard import Guard
+from cirron_otel.monitor.activity import channel_peaks
+from cirron_otel.monitor.hooking import Hooks, learns, tensors_in
+from cirron_otel.monitor.modules import BATCHNORMS, PRODUCERS, RELUS
+
+#: Nodes that only change the number type: who uses their result uses what they were given.
+_CASTS = frozenset({"ToCopyBackward0"})
+
+
+class Structure(NamedTuple):
+    """What was seen. Names are those of modules in the model."""
+
+    #: Producer to the BatchNorm that it feeds.
+    pairs: dict[str, str]
+    #: Layers whose output a ReLU module takes.
+    relu_after: frozenset[str]
+    #: Where the walk began: ``loss``, ``model outputs``, or None where there was no graph.
+    graph: str | None
+    #: Producer to why nothing can ever be proven about its channels, for those that have a ReLU.
+    blocked: dict[str, str]
+    #: Whether a forward pass in training mode was seen at all.
+    seen: bool
+
+    def has_relu(self, producer: str) -> bool:
+        """Whether a ReLU module follows the producer, or the BatchNorm that it feeds."""
+        return self.pairs.get(producer, producer) in self.relu_after
+
+
+class _Out(NamedTuple):
+    """A tensor that a module returned, while it lives, as it was then."""
+
+    tensor: weakref.ref[torch.Tensor]
+    version: int
+    name: str
+
+
+class Discovery:
+    """Hooks for the first sampled window; :meth:`finish` says what they saw."""
+
+    def __init__(self, model: nn.Module, universe: Mapping[str, nn.Module], guard: Guard) -> None:
+        self._hooks = Hooks(guard)
+        self._producers = {
+            name for name, module in universe.items() if type(module).__name__ in PRODUCERS
+        }
+        self._outs: dict[int, _Out] = {}
+        self._sources: dict[str, set[str | None]] = {}
+        self._relu_after: set[str] = set()
+        #: The nodes of autograd that made the last output of a module, and those ReLUs made.
+        self._nodes: dict[str, Any] = {}
+        self._relu_nodes: set[Any] = set()
+        self._roots: list[Any] = []
+        self._runs: Counter[str] = Counter()
+        self._passes = 0
+        self._sizes: dict[str, int] = {}
+        #: The largest output of each channel, by module.
+        self.peaks: dict[str, torch.Tensor] = {}
+        self._install(model, universe)
+
+    def _install(self, model: nn.Module, universe: Mapping[str, nn.Module]) -> None:
+        hooks = self._hooks
+        hooks.before(model, self._pass_begins)
+        hooks.after(model, self._pass_ends)
+        for name, module in universe.items():
+            kind = type(module).__name__
+            if kind in BATCHNORMS and getattr(module, "weight", None) is not None:
+                hooks.before(module, self._into_batchnorm(name))
+            if kind in BATCHNORMS or kind in PRODUCERS:
+                self._sizes[name] = _channels(module)
+                hooks.after(module, self._out_of(name))
+        for module in model.modules():
+            if isinstance(module, RELUS):
+                hooks.before(module, self._into_relu)
+                hooks.after(module, self._out_of_relu)
+
+    # --- what the hooks see --------------------------------------------------------------------
+
+    def _pass_begins(self, module: nn.Module, _args: object) -> None:
+        if learns(module):
+            self._passes += 1
+            self._outs.clear()
+            self._nodes.clear()
+            self._relu_nodes.clear()
+
+    def _pass_ends(self, module: nn.Module, _args: object, output: object) -> None:
+        if learns(module):
+            self._roots = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
+
+    def _out_of(self, name: str) -> Any:  # noqa: ANN401 - a hook
+        def see(module: nn.Module, _args: object, output: object) -> None:
+            if learns(module) and isinstance(output, torch.Tensor):
+                self._runs[name] += 1
+                self._outs[id(output)] = _Out(weakref.ref(output), _version(output), name)
+                self._nodes[name] = output.grad_fn
+                peak, before = channel_peaks(module, output.detach()), self.peaks.get(name)
+                self.peaks[name] = peak if before is None else torch.maximum(before, peak)
+
+        return see
+
+    def _source(self, args: Any) -> str | None:  # noqa: ANN401 - a hook's arguments
+        """The layer whose output a module was given, unchanged."""
+        given = args[0] if args else None
+        out = self._outs.get(id(given))
+        if out is None or out.tensor() is not given or out.version != _version(given):
+            return None
+        return out.name
+
+    def _into_batchnorm(self, name: str) -> Any:  # noqa: ANN401 - a hook
+        def see(module: nn.Module, args: object) -> None:
+            if learns(module):
+                self._sources.setdefault(name, set()).add(self._source(args))
+
+        return see
+
+    def _into_relu(self, module: nn.Module, args: object) -> None:
+        if learns(module) and (source := self._source(args)) is not None:
+            self._relu_after.add(source)
+
+    def _out_of_relu(self, _module: nn.Module, _args: object, output: object) -> None:
+        if isinstance(output, torch.Tensor) and output.grad_fn is not None:
+            self._relu_nodes.add(output.grad_fn)
+
+    # --- the answer ------------------------------------------------------------------------------
+
+    def finish(self, loss: object) -> Structure:
+        """Take the hooks away and say what was seen. ``loss`` is a tensor, or a node, or None."""
+        self._hooks.remove()
+        pairs = self._pairs()
+        root = getattr(loss, "grad_fn", loss) if loss is not None else None
+        has_graph = root is not None and hasattr(root, "next_functions")
+        roots = [root] if has_graph else self._roots
+        graph = ("loss" if has_graph else "model outputs") if roots else None
+        found = Structure(pairs, frozenset(self._relu_after), graph, {}, self._passes > 0)
+        consumers = _consumers(roots)
+        for producer in self._producers:
+            if found.has_relu(producer):
+                why = self._blocker(producer, pairs.get(producer), graph, consumers)
+                if why is not None:
+                    found.blocked[producer] = why
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Take the hooks away and let go of tensors and graphs."""
+        self._hooks.remove()
+        self._outs.clear()
+        self._nodes.clear()
+        self._relu_nodes.clear()
+        self._roots.clear()
+
+    def _pairs(self) -> dict[str, str]:
+        fed: dict[str, list[str]] = {}
+        for batchnorm, sources in self._sources.items():
+            (source, *more) = sources
+            if not more and source in self._producers:
+                fed.setdefault(source, []).append(batchnorm)
+        return {
+            producer: batchnorms[0]
+            for producer, batchnorms in fed.items()
+            if len(batchnorms) == 1 and self._sizes[batchnorms[0]] == self._sizes[producer]
+        }
+
+    def _blocker(  # noqa: PLR0911 - one premise after the other
+        self, producer: str, batchnorm: str | None, graph: str | None,
+        consumers: Mapping[Any, list[Any]],
+    ) -> str | None:  # fmt: skip
+        """Why the premises of a certificate do not hold for a layer, as far as structure goes."""
+        chain = [producer] if batchnorm is None else [producer, batchnorm]
+        expected = max(1, self._passes)
+        for name in chain:
+            if self._runs[name] != expected:
+                return (
+                    f"{name!r} ran {self._runs[name]} times in {expected} forward passes: it must "
+                    "run exactly once in each"
+                )
+        if graph is None:
+            return "no autograd graph was there at the first check: pass the loss tensor to step()"
+        for place, name in enumerate(chain):
+            node = self._nodes.get(name)
+            if node is None:
+                return f"the output of {name!r} has no gradient function"
+            after, why = _sole_consumer(node, consumers)
+            if why is not None:
+                return f"the output of {name!r} {why}"
+            if place + 1 < len(chain):
+                if after is not self._nodes.get(chain[place + 1]):
+                    return f"the output of {name!r} is not used by {chain[place + 1]!r} alone"
+            elif after not in self._relu_nodes:
+                return f"the output of {name!r} is used by something else than a ReLU module"
+        return None
+
+
+def _version(tensor: Any) -> int:  # noqa: ANN401 - a tensor
+    """How often a tensor was changed in place."""
+    version: int = tensor._version  # noqa: SLF001 - torch has no other name for it
+    return version
+
+
+_RETURNED = object()
+
+
+def _consumers(roots: list[Any]) -> dict[Any, list[Any]]:
+    """For each node of the graph the nodes that use its result, once an edge."""
+    found: dict[Any, list[Any]] = {root: [_RETURNED] for root in roots}
+    waiting = list(found)
+    while waiting:
+        node = waiting.pop()
+        for before, _ in node.next_functions:
+            if before is None:
+                continue
+            if before not in found:
+                found[before] = []
+                waiting.append(before)
+            found[before].append(node)
+    return found
+
+
+def _sole_consumer(node: Any, consumers: Mapping[Any, list[Any]]) -> tuple[Any, str | None]:  # noqa: ANN401 - autograd's nodes
+    """The one node that uses a result, or why there is no such one."""
+    while True:
+        users = consumers.get(node)
+        if users is None:
+            return None, "is not part of the graph of the loss"
+        if _RETURNED in users:
+            return None, "is returned from the model"
+        if len(users) != 1:
+            return None, f"is used {len(users)} times"
+        if users[0].name() not in _CASTS:
+            return users[0], None
+        node = users[0]
+
+
+def _channels(module: nn.Module) -> int:
+    weight = getattr(module, "weight", None)
+    if isinstance(weight, torch.Tensor):
+        return int(weight.shape[0])
+    return int(getattr(module, "num_features", 0))
