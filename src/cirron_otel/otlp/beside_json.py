@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from cirron_otel.otlp.instruments import BOUNDARIES, Exemplar, Metric, Point
+from cirron_otel.otlp.instruments import Exemplar, Instrument, Metric, Point
 from cirron_otel.otlp.json_form import json_attributes
 from cirron_otel.otlp.logs import OtlpLog
 from cirron_otel.otlp.rows import Scope
@@ -50,7 +50,7 @@ def _request(
 
 def _metric(metric: Metric) -> dict[str, Any]:
     instrument = metric.instrument
-    points = [_point(point, instrument.kind) for point in metric.points]
+    points = [_point(point, instrument) for point in metric.points]
     data: dict[str, Any] = {"dataPoints": points}
     if instrument.kind != "gauge":
         data["aggregationTemporality"] = _CUMULATIVE
@@ -64,7 +64,8 @@ def _metric(metric: Metric) -> dict[str, Any]:
     }
 
 
-def _point(point: Point, kind: str) -> dict[str, Any]:
+def _point(point: Point, instrument: Instrument) -> dict[str, Any]:
+    kind = instrument.kind
     out: dict[str, Any] = {
         "attributes": json_attributes(point.attrs),
         "timeUnixNano": str(point.time_ns),
@@ -76,7 +77,8 @@ def _point(point: Point, kind: str) -> dict[str, Any]:
     if kind == "histogram":
         out |= {
             "count": str(point.total), "sum": point.value, "min": point.least, "max": point.most,
-            "bucketCounts": list(map(str, point.buckets)), "explicitBounds": BOUNDARIES,
+            "bucketCounts": list(map(str, point.buckets)),
+            "explicitBounds": instrument.boundaries,
         }  # fmt: skip
     elif type(point.value) is int:
         out["asInt"] = str(point.value)

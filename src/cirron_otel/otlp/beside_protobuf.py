@@ -14,7 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from cirron_otel.otlp.instruments import BOUNDARIES, Exemplar, Metric, Point
+from cirron_otel.otlp.instruments import Exemplar, Metric, Point
 from cirron_otel.otlp.logs import OtlpLog
 from cirron_otel.otlp.protobuf import protobuf_attributes
 from cirron_otel.otlp.rows import Scope
@@ -59,7 +59,7 @@ def _metric(metric: Metric) -> pb.Metric:
         total = pb.Sum(data_points=points, aggregation_temporality=_CUMULATIVE, is_monotonic=True)
         out.sum.CopyFrom(total)
     else:
-        lengths = list(map(_histogram, metric.points))
+        lengths = [_histogram(point, instrument.boundaries) for point in metric.points]
         out.histogram.CopyFrom(
             pb.Histogram(data_points=lengths, aggregation_temporality=_CUMULATIVE)
         )
@@ -80,7 +80,7 @@ def _number(point: Point) -> pb.NumberDataPoint:
     return out
 
 
-def _histogram(point: Point) -> pb.HistogramDataPoint:
+def _histogram(point: Point, boundaries: tuple[float, ...]) -> pb.HistogramDataPoint:
     return pb.HistogramDataPoint(
         attributes=protobuf_attributes(point.attrs),
         start_time_unix_nano=point.start_ns,
@@ -90,7 +90,7 @@ def _histogram(point: Point) -> pb.HistogramDataPoint:
         min=point.least,
         max=point.most,
         bucket_counts=point.buckets,
-        explicit_bounds=BOUNDARIES,
+        explicit_bounds=boundaries,
         exemplars=list(map(_exemplar, point.exemplars)),
     )
 

@@ -10,6 +10,7 @@ slow, failed or has a mark that is not finite goes anyway, on credit. Spans outs
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container
 from typing import NamedTuple
 
 from msgspec import UNSET
@@ -54,8 +55,8 @@ class Budget:
         self._slow_ns: int | None = None
         self._traces: dict[str, LeftOut] = {}
 
-    def choose(self, batch: Batch) -> set[str]:
-        """The ids of the rows of a batch that are left out."""
+    def choose(self, batch: Batch, apart: Container[str] = ()) -> set[str]:
+        """The ids of the rows of a batch that are left out; those ``apart`` are counted already."""
         if self.rate <= 0:
             return set()
         session = None if batch.resource is UNSET else batch.resource.get(semconv.SESSION_ID)
@@ -63,7 +64,7 @@ class Budget:
         outside = 0
         for row in batch.spans:
             if row.iteration is UNSET:
-                outside += 1
+                outside += row.id not in apart
             else:
                 groups.setdefault((session, row.iteration), []).append(row)
         self._tokens -= outside
@@ -80,6 +81,17 @@ class Budget:
                 self._count(row)
         self._tokens = max(self._tokens, float(-self.burst))
         return out
+
+    def has_room(self, spans: int, at_ns: int) -> bool:
+        """Whether the bucket has room for these at that time of the run."""
+        if self.rate <= 0:
+            return True
+        self._fill(at_ns)
+        return self._tokens >= spans
+
+    def take(self, spans: int) -> None:
+        """Count spans that go, with room for them or on credit."""
+        self._tokens = max(self._tokens - spans, float(-self.burst))
 
     def missing_from(self, root: SpanRecord) -> LeftOut | None:
         """What was left out of the trace that this is the root of; asked once."""

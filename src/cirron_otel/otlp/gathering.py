@@ -23,6 +23,7 @@ from cirron_otel.batch import Batch, MarkRecord, SpanRecord
 from cirron_otel.otlp.batches import Later
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.ranks import RankLinks, is_session
+from cirron_otel.otlp.request_budget import Judged, RequestBudget
 from cirron_otel.otlp.rows import (
     PARENT_KNOWN,
     PARENT_REMOTE,
@@ -71,8 +72,10 @@ class Gatherer:
         pending: bool = False,
         budget: Budget | None = None,
         ranks: RankLinks | None = None,
+        requests: RequestBudget | None = None,
     ) -> None:
         self.budget = budget
+        self.requests = requests
         self.ranks = RankLinks() if ranks is None else ranks
         self.limits = Limits.from_environment() if limits is None else limits
         self.pending = pending
@@ -118,7 +121,8 @@ class Gatherer:
         self.ranks.note(batch)
         closed = {row.id: row for row in batch.spans}
         places = self._places(batch, closed, ahead)
-        left_out = set() if self.budget is None else self.budget.choose(batch)
+        judged = self._judge(batch, places)
+        left_out = judged.left_out
         limits, writer = self.limits, _writer(batch)
         epochs: dict[str | None, int | None] = {None: None}
         if batch.windows is not UNSET:
@@ -145,10 +149,27 @@ class Gatherer:
             if row.parent_id is None:
                 self._link_to_rank_0(row, span, batch)
                 span = self._with_left_out(row, span)
-            yield span
+            yield from self._judged(row, span, judged)
         self._note_open(batch, closed)
         if self.pending:
             yield from self._announcements(batch, session_id)
+
+    def _judge(self, batch: Batch, places: dict[str, _Place | SpanRecord]) -> Judged:
+        """What the budget and the limits of requests say of the rows of a batch."""
+        judged = Judged() if self.requests is None else self.requests.judge(batch, places)
+        if self.budget is not None:
+            judged.left_out |= self.budget.choose(batch, judged.in_requests)
+        return judged
+
+    def _judged(self, row: SpanRecord, span: OtlpSpan, judged: Judged) -> Iterator[OtlpSpan]:
+        """A span that goes, with what has waited for it; none while it has to wait itself."""
+        requests = self.requests
+        if requests is not None and row.id in judged.held:
+            requests.hold(judged.held[row.id], span)
+            return
+        if requests is not None and row.name == semconv.REQUEST:
+            yield from requests.release(row, span)
+        yield span
 
     def _with_left_out(self, row: SpanRecord, root: OtlpSpan) -> OtlpSpan:
         """The root of a trace, which says what of the trace was not sent."""
@@ -168,6 +189,8 @@ class Gatherer:
         for row in () if batch.open is UNSET else batch.open:
             # What ended while the batch was made is in both lists.
             if row.id not in self._open or row.id in self._announced or not _sampled(row):
+                continue
+            if self.requests is not None and self.requests.waits(row.id, self._open):
                 continue
             if _announces(row, batch):
                 self._announced.add(row.id)

@@ -16,20 +16,40 @@ BOUNDARIES = (
     120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 10800.0, 21600.0,
 )  # fmt: skip
 
+# Those that OpenTelemetry's convention for generative AI gives for each of its histograms.
+_REQUEST_BOUNDARIES = (
+    0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92,
+)  # fmt: skip
+_FIRST_TOKEN_BOUNDARIES = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
+)  # fmt: skip
+_TOKEN_BOUNDARIES = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5,
+)  # fmt: skip
+
 #: Series of one metric of one process; what comes after goes into one series of its own.
 MAX_SERIES = 2000
+
+#: Parts the values of a series' attributes in its key, the last of which may be any text.
+PART = "\x1f"
+#: Characters of a value in such a key that comes from outside, a model's name, say.
+MAX_KEY_CHARS = 256
 
 Kind = Literal["gauge", "sum", "histogram"]
 
 
 class Instrument(NamedTuple):
-    """One metric. ``keys`` are the names of its attributes; all sums only rise."""
+    """One metric. ``keys`` are the names of its attributes; all sums only rise.
+
+    ``boundaries`` are those of a histogram: upper bounds of its buckets, in its unit.
+    """
 
     name: str
     kind: Kind
     unit: str
     description: str
     keys: tuple[str, ...] = ()
+    boundaries: tuple[float, ...] = BOUNDARIES
 
 
 class Exemplar(NamedTuple):
@@ -64,6 +84,11 @@ class Metric(NamedTuple):
     points: list[Point]
 
 
+_SUCCESS_KEYS = (
+    semconv.GEN_AI_OPERATION, semconv.GEN_AI_PROVIDER, semconv.GEN_AI_REQUEST_MODEL,
+    semconv.GEN_AI_RESPONSE_MODEL,
+)  # fmt: skip
+
 INSTRUMENTS: Mapping[str, Instrument] = {
     one.name: one
     for one in (
@@ -86,6 +111,21 @@ INSTRUMENTS: Mapping[str, Instrument] = {
         Instrument(
             semconv.NONFINITE_METRIC, "sum", "{mark}", "Marks that were NaN or infinite",
             (semconv.NAME,),
+        ),
+        Instrument(
+            semconv.SERVER_DURATION, "histogram", "s",
+            "Length of requests, from their beginning to the last part of the answer",
+            (semconv.ERROR_TYPE, *_SUCCESS_KEYS), _REQUEST_BOUNDARIES,
+        ),
+        Instrument(
+            semconv.SERVER_TIME_TO_FIRST_TOKEN, "histogram", "s",
+            "Time to the first part of the answer, of requests that came to a good end",
+            _SUCCESS_KEYS, _FIRST_TOKEN_BOUNDARIES,
+        ),
+        Instrument(
+            semconv.SERVER_TIME_PER_OUTPUT_TOKEN, "histogram", "s",
+            "Time per token after the first, of requests that came to a good end",
+            _SUCCESS_KEYS, _TOKEN_BOUNDARIES,
         ),
         Instrument(
             semconv.QUEUE_AGE, "gauge", "s", "Age of the oldest batch that waits for delivery",
@@ -129,6 +169,14 @@ KNOWN_MARKS: Mapping[str, str] = {
     "tokens": semconv.TRAIN_TOKENS,
     "samples": semconv.TRAIN_SAMPLES,
 }
+
+#: Final values of requests: what they say is in the histograms of requests, and the last one of
+#: many requests says nothing.
+REQUEST_MARKS = frozenset({
+    semconv.TIME_TO_FIRST_TOKEN_MS, semconv.TOKENS_PER_SECOND, semconv.REQUEST_DURATION_MS,
+    semconv.INPUT_TOKENS, semconv.OUTPUT_TOKENS, semconv.TOTAL_TOKENS, semconv.OUTPUT_CHUNKS,
+    semconv.INTER_TOKEN_MS_P50, semconv.INTER_TOKEN_MS_P95, semconv.INTER_TOKEN_MS_MAX,
+})  # fmt: skip
 
 #: Scopes whose lengths are measured as phases.
 PHASES = frozenset({

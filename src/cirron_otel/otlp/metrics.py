@@ -20,15 +20,17 @@ from msgspec import UNSET
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
 from cirron_otel.otlp.instruments import (
-    BOUNDARIES,
     INSTRUMENTS,
     KNOWN_MARKS,
     MAX_SERIES,
+    PART,
     PHASES,
+    REQUEST_MARKS,
     Exemplar,
     Metric,
     Point,
 )
+from cirron_otel.otlp.request_metrics import measured
 
 VERSION = 1
 #: Ids of batches that are remembered after the receiver had them: a crash may lose that answer.
@@ -39,11 +41,13 @@ _SLICE_ROWS = 128
 _MAX_DEPTH = 64
 _MOST = 2**1023
 _INT64 = 2**63
-#: Parts the values of a series' attributes, the last of which may be any text.
-_PART = "\x1f"
 _OVERFLOW = "\x1e"
-_MEASURED = PHASES | {semconv.STEP}
-_BOUNDS_NS = tuple(round(bound * 1e9) for bound in BOUNDARIES)
+_MEASURED = PHASES | {semconv.STEP, semconv.REQUEST}
+_BOUNDS_NS = {
+    name: tuple(round(bound * 1e9) for bound in one.boundaries)
+    for name, one in INSTRUMENTS.items()
+    if one.kind == "histogram"
+}
 
 
 class Gauge(msgspec.Struct, array_like=True, gc=False):
@@ -92,7 +96,7 @@ class Totals:
         self._known = {*saved.pending, *saved.done}
         self._open: dict[str, SpanRecord] = {}
         #: Exemplars since the last points: by instrument and series, one a bucket.
-        self._shown: dict[tuple[str, str], dict[int, SpanRecord]] = {}
+        self._shown: dict[tuple[str, str], dict[int, tuple[SpanRecord, int]]] = {}
 
     @classmethod
     def begin(cls, batch: Batch, writer: str = "", *, exemplars: bool = True) -> Totals:
@@ -140,6 +144,7 @@ class Totals:
 
     def _add_spans(self, rows: Sequence[SpanRecord]) -> None:
         groups: dict[tuple[str, str], list[SpanRecord]] = {}
+        requests: list[SpanRecord] = []
         for row in rows:
             if row.name not in _MEASURED or row.end_ns is UNSET:
                 continue
@@ -147,6 +152,9 @@ class Totals:
             # Another instrumentation's span may bear the same name. And a row that a reader closed
             # says when its process was last seen, not how long it took.
             if (otel is UNSET or otel.scope is UNSET) and semconv.RECOVERED not in attrs:
+                if row.name == semconv.REQUEST:
+                    requests.append(row)
+                    continue
                 mode = "eval" if attrs.get(semconv.MODE) == "eval" else ""
                 groups.setdefault((row.name, mode), []).append(row)
         for (scope, mode), members in groups.items():
@@ -156,15 +164,28 @@ class Totals:
                 self._add_lengths(semconv.STEP_DURATION, "", members)
             else:
                 self._add_lengths(semconv.PHASE_DURATION, series_key(mode, scope), members)
+        for (name, key), found in measured(requests).items():
+            self._add_lengths(name, key, found.rows, found.lengths)
 
-    def _add_lengths(self, name: str, key: str, rows: Sequence[SpanRecord]) -> None:
-        lengths = [max(0, _end(row) - row.start_ns) for row in rows]
+    def _add_lengths(
+        self,
+        name: str,
+        key: str,
+        rows: Sequence[SpanRecord],
+        lengths: Sequence[int] | None = None,
+    ) -> None:
+        """Take in lengths in ns, those of the rows themselves where none are given."""
+        if lengths is None:
+            lengths = [max(0, _end(row) - row.start_ns) for row in rows]
+        bounds = _BOUNDS_NS[name]
         series = self.saved.histograms.setdefault(name, {})
+        if key not in series and len(series) >= MAX_SERIES:
+            key = _OVERFLOW
         known = series.get(key)
         if known is None:
-            empty = [0] * (len(BOUNDARIES) + 1)
+            empty = [0] * (len(bounds) + 1)
             known = series[key] = Histogram(0, 0, lengths[0], lengths[0], empty)
-        buckets = [bisect_left(_BOUNDS_NS, length) for length in lengths]
+        buckets = [bisect_left(bounds, length) for length in lengths]
         known.count += len(lengths)
         known.sum_ns += sum(lengths)
         known.least_ns = min(known.least_ns, *lengths)
@@ -172,7 +193,8 @@ class Totals:
         for bucket in buckets:
             known.buckets[bucket] += 1
         if self._exemplars:
-            self._shown.setdefault((name, key), {}).update(zip(buckets, rows, strict=True))
+            shown = self._shown.setdefault((name, key), {})
+            shown.update(zip(buckets, zip(rows, lengths, strict=True), strict=True))
 
     def _add_marks(
         self,
@@ -187,6 +209,8 @@ class Totals:
                 continue
             value: Any = mark.value
             if not _is_number(value) or mark.name == semconv.OVERHEAD:
+                continue
+            if mark.kind == "summary" and mark.name in REQUEST_MARKS:
                 continue
             series = _series_of(mark, places, evaluating)
             if INSTRUMENTS[series[0]].kind == "sum":
@@ -259,10 +283,9 @@ class Totals:
         return out
 
     def _exemplars_of(self, name: str, key: str) -> Iterator[Exemplar]:
-        for row in self._shown.get((name, key), {}).values():
+        for row, length in self._shown.get((name, key), {}).values():
             trace = _trace_id(row)
             if _sampled(row) and _is_hex(trace, 16) and _is_hex(row.id[:16], 8):
-                length = max(0, _end(row) - row.start_ns)
                 yield Exemplar(_end(row), length / 1e9, trace, row.id[:16])
 
     def sent(self, created_ns: int) -> None:
@@ -279,13 +302,13 @@ def series_attributes(name: str, key: str) -> dict[str, Any]:
     if key == _OVERFLOW:
         return {semconv.OVERFLOW: True}
     names = INSTRUMENTS[name].keys
-    values = key.split(_PART, len(names) - 1) if names else ()
+    values = key.split(PART, len(names) - 1) if names else ()
     return {one: value for one, value in zip(names, values, strict=True) if value}
 
 
 def series_key(*values: str) -> str:
     """The key of the series with these values of its instrument's attributes."""
-    return _PART.join(values)
+    return PART.join(values)
 
 
 def _series_of(

@@ -204,7 +204,7 @@ def make_span(  # noqa: PLR0913 - what a row does not say
         trace_id=trace_id(row),
         span_id=row.id[:16],
         parent_id="" if row.parent_id is None else row.parent_id[:16],
-        name=row.name,
+        name=_name(row),
         kind=1,
         start_ns=row.start_ns,
         end_ns=row.start_ns if row.end_ns is UNSET else row.end_ns,
@@ -253,15 +253,27 @@ def _said_by_fields(
         (semconv.CPU_NS, row.cpu_ns),
         (semconv.GPU_NS, row.gpu_ns),
         (semconv.MEMORY_PEAK_BYTES, row.memory_peak_bytes),
-        (semconv.ERROR_TYPE, _error_type(row)),
+        (semconv.ERROR_TYPE, error_type(row)),
     ):
         if value is not None:
             out[key] = value  # noqa: PERF403 - out has entries already
     return out
 
 
-def _error_type(row: SpanRecord) -> str | None:
-    """The class of the exception that ended the scope, as its event says it."""
+def _name(row: SpanRecord) -> str:
+    """The span's name; a request is named as OpenTelemetry's convention has it."""
+    operation = row.attrs.get(semconv.GEN_AI_OPERATION) if row.name == semconv.REQUEST else None
+    if not isinstance(operation, str):
+        return row.name
+    model = row.attrs.get(semconv.GEN_AI_REQUEST_MODEL)
+    return f"{operation} {model}" if isinstance(model, str) else operation
+
+
+def error_type(row: SpanRecord) -> str | None:
+    """What kind of error ended the scope: as it says itself, or the class of its exception."""
+    said = row.attrs.get(semconv.ERROR_TYPE)
+    if isinstance(said, str):
+        return said
     if semconv.ERROR not in row.attrs or row.otel is UNSET or row.otel.events is UNSET:
         return None
     for event in reversed(row.otel.events):

@@ -1,0 +1,379 @@
+"""The scope of one request: what it has beside what every scope has.
+
+Made and opened by :mod:`cirron_otel.serving.requests`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, UnsetType
+from opentelemetry.trace import SpanKind, StatusCode
+
+from cirron_otel import semconv
+from cirron_otel.batch import SpanOtel, SpanRecord
+from cirron_otel.context import attach_context, get_current
+from cirron_otel.core import ScopeCore
+from cirron_otel.decorators import decorated
+from cirron_otel.scope_base import BaseScope, Extra
+from cirron_otel.scope_core import OPEN
+from cirron_otel.scopes import IdleScope, Joined, Scope
+from cirron_otel.serving import gen_ai
+from cirron_otel.serving.places import Place, outlived, place_of
+from cirron_otel.serving.state import RequestState
+from cirron_otel.values import cut_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from types import TracebackType
+    from typing import Self, TypeVar
+
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Span, SpanContext
+
+    _F = TypeVar("_F", bound=Callable[..., Any])
+
+_MAX_ERROR = 1024
+
+
+class RequestMethods(BaseScope):
+    """What a request has beside what every scope has. Never raises, never blocks."""
+
+    __slots__ = ()
+
+    is_request = True
+    #: Who sent it, from its headers.
+    _caller: SpanContext | None = None
+    #: The server's span it is a child of, where that is a span of this process.
+    _server: Span | None = None
+    _known: RequestState | None = None
+
+    @property
+    def request_id(self) -> str:
+        """The caller's ``x-request-id``, or a new one."""
+        return str(self.attrs.get(semconv.REQUEST_ID, ""))
+
+    @property
+    def state(self) -> RequestState:
+        """Its chunks, tokens and times; made when first asked for."""
+        known = self._known
+        if known is None:
+            known = self._known = RequestState(self)
+        return known
+
+    @property
+    def known_state(self) -> RequestState | None:
+        """The same, where somebody asked for it before."""
+        return self._known
+
+    # --- what the user may say of it ---------------------------------------------------------
+
+    def mark(self, name: str, value: object, **attrs: Any) -> None:
+        """Leave a mark on the request, whatever scope is current: a stream's consumer may too."""
+        self.state.mark(name, value, kind="point", **attrs)
+
+    def chunk(self, value: object = None) -> None:
+        """One chunk of the output has been made: its time counts, and what it says of tokens."""
+        state = self.state
+        state.is_stream = True
+        state.note_chunk(value)
+
+    def result(self, value: object) -> None:
+        """Take what a result says of its tokens and its model."""
+        self.state.note_result(value)
+
+    def fail(self, error_type: str, message: str = "") -> None:
+        """The request failed, and no exception says so: status, ``error.type`` and ``error``."""
+        if self._state != OPEN:
+            return
+        extra = self.extra = self.extra or Extra()
+        extra.error_type = error_type
+        short = cut_text(f"{error_type}: {message}" if message else error_type, _MAX_ERROR)
+        if extra.status is not StatusCode.OK:
+            extra.status = StatusCode.ERROR
+            extra.status_message = short
+        self.attrs = {**self.attrs, semconv.ERROR: short, semconv.ERROR_TYPE: error_type}
+
+    def finish(
+        self,
+        error: BaseException | None = None,
+        *,
+        error_type: str | None = None,
+        message: str = "",
+    ) -> None:
+        """End the request, once; from any thread.
+
+        ``error`` is recorded as an exception; ``error_type`` alone is a failure without one.
+        """
+        try:
+            if self._state == OPEN:
+                if error_type is not None:
+                    self.fail(error_type, message)
+                elif error is None and isinstance(self, RequestSpan):
+                    self.__exit__(None, None, None)
+                    return
+                self.close(exc=error, restore=self.ctx is not None)
+        except Exception as failure:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("request.finish", failure)
+
+    # --- where it is current -----------------------------------------------------------------
+
+    def running(self) -> Running:
+        """Makes the request current for one piece of work: ``with request.running(): ...``.
+
+        For a request that is held open across pieces that may run anywhere.
+        """
+        return Running(self)
+
+    def release(self) -> None:
+        """Current no longer, but open still: it ends when its stream does."""
+        try:
+            if self.ctx is not None and self._state == OPEN:
+                self._end_inner(get_current(), self._rec.clock.monotonic_ns() + self._offset)
+                self._restore()
+                self.ctx = None
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("request.release", error)
+
+    # --- as a scope --------------------------------------------------------------------------
+
+    def __call__(self, fn: _F) -> _F:
+        """Each call of ``fn`` is a request of its own; ``ci.inference`` knows streams, too."""
+        return _each_call(fn, self)
+
+    def _place(self, parent: BaseScope, context: Context) -> Context:
+        place = place_of(self._rec, context, self._caller)
+        extra = self.extra = self.extra or Extra()
+        extra.kind = place.kind
+        if place.alone:
+            return self._begin_trace(extra, place)
+        if place.span is None:
+            return super()._place(parent, place.context)
+        if self._caller is None or not place.span.get_span_context().is_remote:
+            self._server = place.span
+        return self._under_foreign(place.span, place.span.get_span_context(), place.context)
+
+    def _begin_trace(self, extra: Extra, place: Place) -> Context:
+        alone = self._rec.requests.alone
+        trace = self.trace = alone.trace(self._rec.next_mark_id())
+        trace.count += 1
+        self.otel = SpanOtel(trace.id[:16], "", sampled=trace.otel.sampled)
+        extra.links = [*alone.links, *extra.links]
+        return place.context
+
+    def _otel(self, extra: Extra) -> SpanOtel:
+        said, base = super()._otel(extra), self.otel
+        # Opened the short way, what is said of the trace stands there and nowhere else.
+        if base.kind is not UNSET:
+            said.kind = base.kind
+        if base.links is not UNSET:
+            said.links = [*base.links, *(() if said.links is UNSET else said.links)]
+        return said
+
+    def close(
+        self,
+        *,
+        end_ns: int | None = None,
+        exc: BaseException | None = None,
+        truncated: bool = False,
+        restore: bool = True,
+    ) -> None:
+        """End the request with everything that is known of it."""
+        if self._state == OPEN:
+            if isinstance(exc, GeneratorExit):
+                self.fail("GeneratorExit", "the client left before the end")
+            self._complete()
+        super().close(end_ns=end_ns, exc=exc, truncated=truncated, restore=restore)
+
+    def _complete(self) -> None:
+        """Say what is known beside the scope; before it closes."""
+        if self._known is not None:
+            self._known.finish()
+        if self._server is not None and outlived(self._server):
+            self.attrs = {**self.attrs, semconv.OUTLIVED_PARENT: True}
+
+
+class RequestSpan(RequestMethods, Scope):
+    """A request that is its own span."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Open the request; it becomes current."""
+        return BaseScope.__enter__(self)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the request; an exception is recorded and flies on."""
+        if self._known is not None and exc is None and self._state == OPEN:
+            self._known.finish()
+        ScopeCore.exit(self, exc_type, exc, tb)
+
+    #: The spool's name of it, where processors see the convention's.
+    _mine: str | None = None
+
+    def _finish(self, end_ns: int) -> None:
+        """As for any scope; processors see the convention's name, the spool keeps ours."""
+        if self._rec.processors:
+            self._mine = self.name
+            self.name = gen_ai.span_name(self.attrs, self.name)
+        super()._finish(end_ns)
+
+    def row(self, end_ns: int | UnsetType = UNSET) -> SpanRecord:
+        """The request as the spool writes it."""
+        made = super().row(end_ns)
+        if self._mine is not None:
+            made.name = self._mine
+        return made
+
+    @property
+    def kind(self) -> SpanKind:
+        """SERVER where it begins or continues a trace, INTERNAL under a span of this process."""
+        if self.extra is None:
+            said = None if self._state == 0 else self.otel.kind
+            return SpanKind.SERVER if said == "server" else SpanKind.INTERNAL
+        return self.extra.kind
+
+    @property
+    def links(self) -> Any:  # noqa: ANN401 - as in ReadableSpan
+        """The links that were added, and the one to the session."""
+        if self._state and self.otel.links is not UNSET:
+            return (*self._rec.requests.alone.links, *super().links)
+        return super().links
+
+
+class JoinedRequest(RequestMethods, Joined):
+    """A request whose span the application's provider makes."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        """Open the request; it becomes current."""
+        return BaseScope.__enter__(self)
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        tb: TracebackType | None,
+    ) -> None:
+        """End the request; an exception is recorded and flies on."""
+        BaseScope.__exit__(self, exc_type, exc, tb)
+
+    def _begin(self, context: Context, start_ns: int) -> None:
+        super()._begin(context, start_ns)
+        trace = self.trace
+        if self.otel.parent_span_id == "":
+            # It begins a trace: the application's provider chose its id.
+            made = self.span.get_span_context()
+            trace.id = f"{made.trace_id:032x}"
+            trace.low = trace.id[16:]
+            trace.flags = made.trace_flags
+            sampled = UNSET if made.trace_flags.sampled else False
+            trace.otel = SpanOtel(trace.id[:16], sampled=sampled)
+            self.otel = SpanOtel(trace.id[:16], "", sampled=sampled)
+
+    def _start_span(self, context: Context, given: dict[str, Any], start_ns: int) -> None:
+        """As for any scope, under the convention's name; the spool keeps ours."""
+        mine = self.name
+        self.name = gen_ai.span_name(self.attrs, mine)
+        try:
+            super()._start_span(context, given, start_ns)
+        finally:
+            self.name = mine
+
+    def _take_over(self, span: Any) -> None:  # noqa: ANN401 - an SDK span
+        mine = self.name
+        super()._take_over(span)
+        self.name = mine
+
+
+class IdleRequest(IdleScope):
+    """A request while nothing is recorded: it has its id, and everything else does nothing."""
+
+    __slots__ = ()
+
+    @property
+    def request_id(self) -> str:
+        """The caller's ``x-request-id``, or a new one."""
+        return str(self.attrs.get(semconv.REQUEST_ID, ""))
+
+    def mark(self, name: str, value: object, **attrs: Any) -> None:
+        """Do nothing."""
+
+    def chunk(self, value: object = None) -> None:
+        """Do nothing."""
+
+    def result(self, value: object) -> None:
+        """Do nothing."""
+
+    def fail(self, error_type: str, message: str = "") -> None:
+        """Do nothing."""
+
+    def finish(
+        self,
+        error: BaseException | None = None,
+        *,
+        error_type: str | None = None,
+        message: str = "",
+    ) -> None:
+        """Do nothing."""
+
+    def running(self) -> Self:
+        """Itself: a ``with`` block that does nothing."""
+        return self
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def __call__(self, fn: _F) -> _F:
+        """Each call of ``fn`` is a request of its own, once something is recorded."""
+        return _each_call(fn, self)
+
+
+RequestScope = RequestSpan | JoinedRequest
+
+
+class Running:
+    """Attaches a held request around one piece of work, in whatever context that runs."""
+
+    __slots__ = ("_before", "_mine", "_scope")
+
+    def __init__(self, scope: BaseScope) -> None:
+        self._scope = scope
+        self._before: Context | None = None
+        self._mine: Context | None = None
+
+    def __enter__(self) -> None:
+        scope = self._scope
+        if scope._state == OPEN:  # noqa: SLF001 - a scope's own kind
+            self._before = get_current()
+            self._mine = scope.attached(self._before)
+            attach_context(self._mine)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._before is not None and get_current() is self._mine:
+            attach_context(self._before)
+        self._before = None
+
+
+class _Again:
+    """How another request is made: :mod:`cirron_otel.serving.requests` says it."""
+
+    make: Callable[[str, Mapping[str, Any]], Any]
+
+
+def made_by(make: Callable[[str, Mapping[str, Any]], Any]) -> None:
+    """Have ``make(name, attrs)`` make the requests of what a request decorates."""
+    _Again.make = make
+
+
+def _each_call(fn: _F, like: RequestMethods | IdleRequest) -> _F:
+    """``fn``, each call of it a request like this one."""
+    given = {key: value for key, value in like.attrs.items() if key != semconv.REQUEST_ID}
+    name, make = like.name, _Again.make
+    return decorated(fn, lambda: make(name, given))

@@ -1,0 +1,230 @@
+"""The ``request`` scope: what a service was asked once.
+
+It takes the place of ``epoch`` in the tree: under the session, or under the scope it is opened in.
+In OpenTelemetry's terms it stands in its caller's trace (:mod:`cirron_otel.serving.places`). Every
+call has a scope of its own, carried by the OTel context, so that threads, tasks and pools keep
+them apart.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from opentelemetry import propagate
+
+from cirron_otel import recorder, semconv
+from cirron_otel.context import SCOPE_KEY, get_current
+from cirron_otel.provider import OwnSpans
+from cirron_otel.scope_base import BaseScope
+from cirron_otel.scopes import _in_child
+from cirron_otel.serving import gen_ai
+from cirron_otel.serving.places import (
+    MAX_REQUEST_ID,
+    NOBODY,
+    REQUEST_ID_NAMES,
+    Alone,
+    Caller,
+    Headers,
+    read_caller,
+    text_of_header,
+)
+from cirron_otel.serving.request_scope import (
+    IdleRequest,
+    JoinedRequest,
+    RequestMethods,
+    RequestScope,
+    RequestSpan,
+    Running,
+    made_by,
+)
+from cirron_otel.serving.state import RequestState
+
+if TYPE_CHECKING:
+    from cirron_otel.recorder import Recorder
+
+
+class Requests:
+    """How one recorder makes its requests."""
+
+    def __init__(self, rec: Recorder) -> None:
+        self.alone = Alone(rec)
+        self.scope_class: type[Any] = (
+            RequestSpan if isinstance(rec.spans, OwnSpans) else JoinedRequest
+        )
+        settings = rec.settings
+        known = {
+            semconv.DEPLOYMENT_ID: settings.deployment_id,
+            semconv.MODEL_ID: settings.model_id,
+        }
+        #: What every request bears.
+        self.given = {key: value for key, value in known.items() if value is not None}
+        self._rec = rec
+        self._own = isinstance(rec.spans, OwnSpans)
+        names = propagate.get_global_textmap().fields
+        #: Names of headers that may tell of a trace, as text and as bytes.
+        self.fields = frozenset({*names, *(name.encode("latin-1", "replace") for name in names)})
+
+    def begin(self, name: str, attrs: dict[str, Any], *, attach: bool = True) -> RequestSpan | None:
+        """A request as most are, open: nobody began a trace for it, and nothing is current.
+
+        ``attrs`` lacks the request's id, which is that of its trace. None: it is not such a one,
+        and nothing has happened.
+        """
+        rec = self._rec
+        session = rec.session
+        if rec.busy or session is None or not self._own:
+            return None
+        context = get_current()
+        if context and context is not session.ctx:
+            return None
+        ids = rec.mark_ids
+        trace_id = ids.pop() if ids else rec.next_mark_id()
+        scope = RequestSpan(rec, name, None, {**attrs, semconv.REQUEST_ID: trace_id})
+        trace = self.alone.trace(trace_id)
+        return scope if scope.open_in(session, trace, self.alone.otel(trace), attach) else None
+
+
+def requests_of(rec: Recorder) -> Requests:
+    """The maker of a recorder's requests."""
+    made: Requests | None = rec.requests
+    if made is None:
+        made = rec.requests = Requests(rec)
+    return made
+
+
+def request(  # noqa: PLR0913 - what a request is
+    name: str = semconv.REQUEST,
+    *,
+    request_id: str | None = None,
+    headers: Headers | None = None,
+    model: str | None = None,
+    operation: str | None = None,
+    provider: str | None = None,
+    **attrs: Any,
+) -> RequestSpan | JoinedRequest | IdleRequest:
+    """One request to a service: ``with ci.request(headers=request.headers) as r: ...``.
+
+    A context manager, sync and async. ``headers`` (a mapping, or pairs of text or bytes) tell the
+    caller's trace, where no server span is active already, and the ``x-request-id``; ``request_id``
+    overrules that, and without either it is new (32 hex). ``model``, ``operation`` and ``provider``
+    become the ``gen_ai.*`` attributes of those names; every other keyword is an attribute.
+
+    Never raises, never blocks, any thread.
+    """
+    said = gen_ai.start_attributes(model=model, operation=operation, provider=provider)
+    return make(name, request_id, headers, {**said, **attrs})
+
+
+def make(
+    name: str, request_id: str | None, headers: Headers | None, attrs: Mapping[str, Any]
+) -> RequestSpan | JoinedRequest | IdleRequest:
+    """A request, not opened; an idle one where nothing is recorded."""
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    caller = NOBODY if headers is None else _caller(rec, headers)
+    identity = request_id or caller.request_id
+    if rec is None:
+        return IdleRequest(
+            name, None, {**attrs, semconv.REQUEST_ID: identity or os.urandom(16).hex()}
+        )
+    made = requests_of(rec)
+    scope: RequestSpan | JoinedRequest = made.scope_class(
+        rec, name, None,
+        {**made.given, **attrs, semconv.REQUEST_ID: str(identity or rec.next_mark_id())},
+    )  # fmt: skip
+    if caller.span is not None:
+        scope._caller = caller.span  # noqa: SLF001 - it is made here
+    return scope
+
+
+made_by(lambda name, attrs: make(name, None, None, attrs))
+
+
+def _caller(rec: Recorder | None, headers: Headers) -> Caller:
+    try:
+        return read_caller(headers)
+    except Exception as error:  # noqa: BLE001 - whatever the server's object raises
+        if rec is not None:
+            rec.guard.repeat_warning("request.headers", f"headers cannot be read: {error!r}")
+        return NOBODY
+
+
+def open_request(  # noqa: PLR0913 - what a request is
+    name: str = semconv.REQUEST,
+    *,
+    request_id: str | None = None,
+    headers: Headers | None = None,
+    attrs: Mapping[str, Any] | None = None,
+    shared: bool = False,
+    attach: bool = True,
+    start_ns: int | None = None,
+) -> RequestSpan | JoinedRequest | None:
+    """A request that is open already; None where nothing is recorded. Never raises.
+
+    ``shared`` is for a middleware: the first decorated call inside makes it its own. Without
+    ``attach`` it is current only inside ``running()``.
+    """
+    rec = recorder._current  # noqa: SLF001 - the engine's
+    if rec is not None and rec.active and start_ns is None:
+        quick = _open_here(rec, name, request_id, headers, attrs or {}, attach=attach)
+        if quick is not None:
+            quick.state.shared = shared
+            return quick
+    scope = make(name, request_id, headers, attrs or {})
+    if isinstance(scope, IdleRequest):
+        return None
+    try:
+        if not scope.open(attach=attach, start_ns=start_ns):
+            return None
+        if shared:
+            scope.state.shared = True
+    except Exception as error:  # noqa: BLE001 - see _guard
+        scope._rec.guard.swallow("request.open", error)  # noqa: SLF001 - it is made here
+        return None
+    return scope
+
+
+def _open_here(  # noqa: PLR0913 - what a request is
+    rec: Recorder,
+    name: str,
+    request_id: str | None,
+    headers: Headers | None,
+    attrs: Mapping[str, Any],
+    *,
+    attach: bool,
+) -> RequestSpan | None:
+    """The short way, for a request whose headers say nothing of a trace; None: it is none."""
+    try:
+        maker = requests_of(rec)
+        given = request_id
+        if headers is not None:
+            pairs = headers.items() if isinstance(headers, Mapping) else headers
+            for key, value in pairs:
+                known = key.lower()
+                if known in maker.fields:
+                    return None
+                if given is None and known in REQUEST_ID_NAMES:
+                    given = text_of_header(value).strip()[:MAX_REQUEST_ID]
+        scope = maker.begin(name, {**maker.given, **attrs}, attach=attach)
+        if scope is not None and given:
+            scope.attrs[semconv.REQUEST_ID] = given
+    except Exception:  # noqa: BLE001 - odd headers; the long way tells of them
+        return None
+    return scope
+
+
+def current_request() -> RequestState | None:
+    """The innermost open request of the current context; None where there is none."""
+    scope: Any = get_current().get(SCOPE_KEY)
+    while isinstance(scope, BaseScope):
+        if isinstance(scope, RequestMethods) and scope.is_open:
+            return scope.state
+        scope = scope.above
+    return None
+
+
+__all__ = [
+    "IdleRequest", "JoinedRequest", "RequestMethods", "RequestScope", "RequestSpan", "Running",
+    "current_request", "open_request", "request", "requests_of",
+]  # fmt: skip

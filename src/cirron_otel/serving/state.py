@@ -1,0 +1,236 @@
+"""What is known of one request beside its scope: chunks and their times, tokens, how it ended.
+
+Most requests have none of it, so it is made when it is first asked for. It belongs to whoever
+consumes the result; only its end may come from any thread.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET
+
+from cirron_otel import semconv
+from cirron_otel.batch import MarkRecord
+from cirron_otel.scope_core import NO_ATTRS, OPEN
+from cirron_otel.serving import gen_ai, usage
+from cirron_otel.serving.gaps import Gaps
+from cirron_otel.values import Deferred, MarkValue, UnsupportedValueError, attributes, mark_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cirron_otel.scope_base import BaseScope
+
+_MS = 1e6
+_ESTIMATE: dict[str, Any] = {semconv.ESTIMATED: True}
+_COUNTED: dict[str, Any] = {semconv.ESTIMATED: True, "source": "token_counter"}
+_CHUNKS: dict[str, Any] = {semconv.ESTIMATED: True, "source": "chunks"}
+
+
+class RequestState:
+    """The facts of one request. Nothing here raises or blocks.
+
+    Times are ns since the epoch, as the scope's.
+    """
+
+    __slots__ = (
+        "_finished", "chunks", "count_tokens", "counted", "each_chunk", "facts", "first_ns", "gaps",
+        "is_stream", "joined", "last_ns", "scope", "shared", "stream_end",
+    )  # fmt: skip
+
+    def __init__(self, scope: BaseScope) -> None:
+        self.scope = scope
+        #: What results and chunks said of their model and tokens.
+        self.facts: usage.Facts | None = None
+        self.first_ns: int | None = None
+        self.last_ns: int | None = None
+        self.chunks = 0
+        #: Tokens of the output by the counter that the user gave.
+        self.counted: int | None = None
+        self.count_tokens: Callable[[Any], int] | None = None
+        #: Whether each chunk after the first leaves a mark ``chunk_ms``.
+        self.each_chunk = False
+        self.gaps: Gaps | None = None
+        self.is_stream = False
+        #: How the stream ended: one of ``complete``, ``closed``, ``cancelled``, ``error``,
+        #: ``abandoned``, ``not_started``; None: it has not, or there is none.
+        self.stream_end: str | None = None
+        #: Made by a middleware; and a decorated call has taken it as its own.
+        self.shared = False
+        self.joined = False
+        self._finished = False
+
+    @property
+    def start_ns(self) -> int:
+        """When the request began."""
+        return self.scope.start_ns
+
+    @property
+    def kind(self) -> str:
+        """``server`` where nothing else in the trace stands for the service's side, else
+        ``internal``.
+        """  # noqa: D205 - one sentence
+        said = self.scope.otel.kind
+        extra = self.scope.extra
+        if extra is not None:
+            return str(extra.kind.name.lower())
+        return said if type(said) is str else "internal"
+
+    # --- while it runs -----------------------------------------------------------------------
+
+    def note_result(self, result: object) -> None:
+        """Take what a result says of its tokens and its model."""
+        try:
+            facts = self.facts or usage.Facts()
+            if usage.read(facts, result):
+                self.facts = facts
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._swallow("request.result", error)
+
+    def note_chunk(self, chunk: object) -> None:
+        """Take one chunk of the output that has just been made."""
+        try:
+            self._take(chunk)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._swallow("request.chunk", error)
+
+    def _take(self, chunk: object) -> None:
+        scope = self.scope
+        now = scope._rec.clock.monotonic_ns() + scope._offset  # noqa: SLF001 - a scope's own
+        self.chunks += 1
+        last = self.last_ns
+        self.last_ns = now
+        if last is None:
+            self.first_ns = now
+        else:
+            gaps = self.gaps
+            if gaps is None:
+                gaps = self.gaps = Gaps()
+            gaps.add(now - last)
+            if self.each_chunk:
+                took = (now - last) / _MS
+                self.mark(semconv.CHUNK_MS, took, kind="point", index=self.chunks - 1)
+        if type(chunk) is not str or chunk.startswith(("data:", "event:")):
+            facts = self.facts or usage.Facts()
+            if usage.read(facts, chunk):
+                self.facts = facts
+        if self.count_tokens is not None:
+            self._count(self.count_tokens, chunk)
+
+    def _count(self, count: Callable[[Any], int], chunk: object) -> None:
+        try:
+            number = int(count(chunk))
+        except Exception as error:  # noqa: BLE001 - the counter is the user's
+            self.count_tokens = None
+            self.scope._rec.guard.repeat_warning(  # noqa: SLF001 - a scope's own
+                "token_counter", f"token_counter raised {error!r}; tokens are not counted"
+            )
+        else:
+            self.counted = (self.counted or 0) + max(0, number)
+
+    def mark(self, name: str, value: object, *, kind: str = "summary", **attrs: Any) -> None:
+        """Leave a mark on the request, whatever scope is current."""
+        try:
+            self._mark(name, value, kind, attrs)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._swallow("request.mark", error)
+
+    def _mark(self, name: str, value: object, kind: str, attrs: dict[str, Any]) -> None:
+        scope = self.scope
+        rec = scope._rec  # noqa: SLF001 - a scope's own
+        if scope._state != OPEN:  # noqa: SLF001
+            return
+        try:
+            made = mark_value(value)
+        except UnsupportedValueError as error:
+            rec.guard.lost("unsupported_mark_value")
+            rec.guard.warn(f"mark:{name}", f"mark {name!r} is not recorded: {error}")
+            return
+        plain = made if isinstance(made, MarkValue) else MarkValue("float", None)
+        ts_ns = max(rec.clock.now(), scope.last_ns + 1)
+        record = MarkRecord(
+            rec.mark_id(scope, ts_ns), scope.id, name, plain.value_type, plain.value,
+            attributes(attrs)[0] if attrs else NO_ATTRS, ts_ns, kind, scope.iteration,
+            UNSET if plain.nonfinite is None else plain.nonfinite,
+        )  # fmt: skip
+        scope.note_mark(record.id)
+        scope.last_ns = ts_ns
+        scope.mark_event(record, deferred=isinstance(made, Deferred))
+        if isinstance(made, Deferred):
+            rec.ensure_started()
+            rec.out.defer_mark(record, made)
+        else:
+            rec.append_mark(record)
+
+    # --- the end -----------------------------------------------------------------------------
+
+    def output_tokens(self) -> tuple[int, bool] | None:
+        """Tokens of the output, and whether that is an estimate; None where nobody knows."""
+        facts = self.facts
+        if facts is not None and facts.output_tokens is not None:
+            return facts.output_tokens, False
+        return None if self.counted is None else (self.counted, True)
+
+    def finish(self) -> None:
+        """Say everything that is known, once; the scope is still open."""
+        if self._finished:
+            return
+        self._finished = True
+        try:
+            late = 0 if self.facts is None else self.facts.settle()
+            if late:
+                self.scope._rec.guard.lost("device_not_ready", late)  # noqa: SLF001 - its own
+            self._say()
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._swallow("request.finish", error)
+        try:
+            gen_ai.finish(self)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._swallow("request.gen_ai", error)
+
+    def _say(self) -> None:
+        facts = self.facts
+        if facts is not None:
+            given = facts.input_tokens
+            if given is not None:
+                self.mark(semconv.INPUT_TOKENS, given)
+            made = facts.output_tokens
+            if made is not None and not self.is_stream:
+                self.mark(semconv.OUTPUT_TOKENS, made)
+            total = facts.total_tokens
+            if total is None and given is not None and made is not None:
+                total = given + made
+            if total is not None:
+                self.mark(semconv.TOTAL_TOKENS, total)
+        if self.is_stream:
+            self._say_stream()
+
+    def _say_stream(self) -> None:
+        scope = self.scope
+        now = scope._rec.clock.monotonic_ns() + scope._offset  # noqa: SLF001 - a scope's own
+        end = self.stream_end
+        if end is not None:
+            scope.attrs = {**scope.attrs, semconv.STREAM_END: end}
+        first, last = self.first_ns, self.last_ns
+        if first is not None:
+            self.mark(semconv.TIME_TO_FIRST_TOKEN_MS, (first - scope.start_ns) / _MS)
+        self.mark(semconv.REQUEST_DURATION_MS, (now - scope.start_ns) / _MS)
+        self.mark(semconv.OUTPUT_CHUNKS, self.chunks)
+        known = self.output_tokens()
+        if known is None:
+            tokens, how = self.chunks, _CHUNKS
+        else:
+            tokens, how = known[0], _COUNTED if known[1] else {}
+        self.mark(semconv.OUTPUT_TOKENS, tokens, **how)
+        if first is not None and last is not None and last > first and tokens > 1:
+            rate = (tokens - 1) / ((last - first) / 1e9)
+            self.mark(semconv.TOKENS_PER_SECOND, rate, **({} if not how else _ESTIMATE))
+        gaps = self.gaps
+        if gaps is not None:
+            self.mark(semconv.INTER_TOKEN_MS_P50, (gaps.quantile(0.5) or 0.0) / _MS)
+            self.mark(semconv.INTER_TOKEN_MS_P95, (gaps.quantile(0.95) or 0.0) / _MS)
+            self.mark(semconv.INTER_TOKEN_MS_MAX, gaps.max_ns / _MS)
+
+    def _swallow(self, place: str, error: Exception) -> None:
+        self.scope._rec.guard.swallow(place, error)  # noqa: SLF001 - a scope's own
