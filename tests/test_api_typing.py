@@ -20,7 +20,7 @@ def check(tmp_path: Path, source: str) -> str:
         [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent",
          f"--cache-dir={tmp_path / 'cache'}", str(program)],
         env={"MYPYPATH": str(SRC), "PATH": ""},
-        capture_output=True, text=True, timeout=55, check=False,
+        capture_output=True, text=True, timeout=200, check=False,
     )  # fmt: skip
     return done.stdout + done.stderr
 

@@ -58,6 +58,12 @@ CASES = [
         ("full", "Sampled", "off", "stats", "none", "full"),
         ("full", "sampled", None, "stats", None, "full"),
     ),
+    Case("snapshot_every", ("1", "2", "3", "4", "5", "0"), (1, 2, 3, 4, 5, 0)),
+    Case(
+        "snapshot_max_bytes",
+        ("1e9", "2000", "3000", "4000", "5000", "6000"),
+        (1_000_000_000, 2000, 3000, 4000, 5000, 6000),
+    ),
     Case(
         "sample_rate",
         ("0", "1", "0.5", "1e-3", ".25", "1.0"),
@@ -144,6 +150,20 @@ CASES = [
     ),
     Case("export_rate", ("0", "1", "2.5", "30", "1e1", ".5"), (0.0, 1.0, 2.5, 30.0, 10.0, 0.5)),
     _numbers("export_burst"),
+    Case(
+        "request_sample_ratio",
+        ("0.1", "0.2", "0.3", "0.4", "0.5", "1"),
+        (0.1, 0.2, 0.3, 0.4, 0.5, 1.0),
+    ),
+    _numbers("tenant_rate"),
+    _booleans("monitor"),
+    Case(
+        "stop_on",
+        ("critical", "warning,critical", "none", "Loss_Spike", "info", "a, b"),
+        (
+            ("critical",), ("warning", "critical"), (), ("loss_spike",), ("info",), ("a", "b"),
+        ),
+    ),
 ]  # fmt: skip
 
 SOURCES = ("toml", "environment", "constructor", "project", "config", "call")
@@ -293,7 +313,7 @@ WRONG: list[tuple[str, object, str]] = [
     ("frameworks", ["torch", 3], "int is not a name; it must be names out of"),
     ("frameworks", "none,torch", "'none' stands beside other names"),
     ("frameworks", ",", "it is empty"),
-    ("frameworks", 7, "it must be names out of transformers, tensorflow (or keras), torch"),
+    ("frameworks", 7, "it must be names out of transformers, lightning, tensorflow (or keras)"),
     ("snapshots", "zzz", "it must be stats, sampled, full or off"),
     ("snapshots", True, "it must be stats, sampled, full or off"),
     ("sample_rate", "a lot", "it must be a number from 0 to 1"),
@@ -614,13 +634,11 @@ def test_broken_yaml(text: str, place: Place) -> None:
 _IDS = st.text(st.characters(codec="utf-8"), min_size=1).filter(
     lambda text: text.isprintable() and text == text.strip()
 )
+_LEAVES = st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 1) | st.text(max_size=5)
+_LISTS = st.lists(_LEAVES, max_size=3)
 _EXTRAS = st.dictionaries(
     st.sampled_from(["torch", "mine", "a b"]),
-    st.recursive(
-        st.none() | st.booleans() | st.integers(-9, 9) | st.floats(0, 1) | st.text(max_size=5),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("xyz"), inner),
-        max_leaves=6,
-    ),
+    _LEAVES | _LISTS | st.dictionaries(st.text("xyz"), _LEAVES | _LISTS, max_size=3),
     max_size=3,
 )
 

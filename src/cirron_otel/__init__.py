@@ -25,7 +25,11 @@ if TYPE_CHECKING:
         ConfigurationError,
         SpoolError,
         SpoolFormatError,
+        StopTraining,
     )
+    from cirron_otel.findings import Finding
+    from cirron_otel.monitor.config import MonitorConfig
+    from cirron_otel.monitor.front import Monitor
     from cirron_otel.profiler import (
         Cirron,
         Profiler,
@@ -37,6 +41,12 @@ if TYPE_CHECKING:
         watch,
     )
     from cirron_otel.scopes import batches, epochs, mark, scope
+    from cirron_otel.serving.decorator import inference
+    from cirron_otel.serving.middleware import CirronMiddleware
+    from cirron_otel.serving.request_batches import request_batch, trace_headers
+    from cirron_otel.serving.requests import current_request, request
+    from cirron_otel.serving.wsgi import CirronWsgiMiddleware
+    from cirron_otel.weights.calls import snapshot, snapshots
 
     __version__: str
 
@@ -44,20 +54,33 @@ __all__ = [
     "Cirron",
     "CirronDependencyError",
     "CirronError",
+    "CirronMiddleware",
+    "CirronWsgiMiddleware",
     "ConfigurationError",
+    "Finding",
+    "Monitor",
+    "MonitorConfig",
     "Profiler",
     "SpoolError",
     "SpoolFormatError",
+    "StopTraining",
     "__version__",
     "batches",
+    "current_request",
     "epochs",
     "flush",
     "health",
+    "inference",
     "mark",
     "profile",
+    "request",
+    "request_batch",
     "scope",
     "shutdown",
+    "snapshot",
+    "snapshots",
     "trace",
+    "trace_headers",
     "watch",
 ]
 
@@ -68,7 +91,11 @@ _HOMES = {
         "ConfigurationError",
         "SpoolError",
         "SpoolFormatError",
+        "StopTraining",
     ),
+    "findings": ("Finding",),
+    "monitor.config": ("MonitorConfig",),
+    "monitor.front": ("Monitor",),
     "profiler": (
         "Cirron",
         "Profiler",
@@ -79,7 +106,13 @@ _HOMES = {
         "trace",
         "watch",
     ),
+    "serving.decorator": ("inference",),
+    "serving.middleware": ("CirronMiddleware",),
+    "serving.request_batches": ("request_batch", "trace_headers"),
+    "serving.requests": ("current_request", "request"),
+    "serving.wsgi": ("CirronWsgiMiddleware",),
     "scopes": ("batches", "epochs", "mark", "scope"),
+    "weights.calls": ("snapshot", "snapshots"),
 }
 
 

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import (
     INVALID_SPAN_CONTEXT,
     SpanContext,
+    SpanKind,
     Status,
     StatusCode,
     TraceFlags,
@@ -161,6 +162,7 @@ class JoinedScope(SpanMethods, JoinedCore):
         try:
             span = rec.spans.tracer.start_span(  # type: ignore[union-attr] # it made this scope
                 self.name, context, attributes=given or None,
+                kind=SpanKind.INTERNAL if extra is None else extra.kind,
                 links=None if extra is None else extra.links, start_time=start_ns,
             )  # fmt: skip
         except Exception as error:  # noqa: BLE001 - see _guard
@@ -325,6 +327,8 @@ class JoinedSpans:
 
     description = "joined"
     lean = False
+    #: The application's sampler decides, when its tracer makes a span.
+    keeps_all = True
     processors: tuple[Any, ...] = ()
     scope_class: type[BaseScope] = JoinedScope
     loop_class: type[BaseScope] = JoinedLoopScope

@@ -44,6 +44,9 @@ class Lifecycle:
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))
         self._patch(os, "_exit", self._make_exit)
+        # A server that has handled a signal raises it again when it is done, with the disposition
+        # from before (uvicorn does): the process ends there, with what came since unwritten.
+        self._patch(signal, "raise_signal", self._make_raise)
         self._patch(threading.Thread, "start", self._make_start)
         self._patch(concurrent.futures.ThreadPoolExecutor, "submit", self._make_submit)
         self._carry()
@@ -89,6 +92,19 @@ class Lifecycle:
             original(status)
 
         return _exit
+
+    def _make_raise(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
+        @functools.wraps(original)
+        def raise_signal(signalnum: int) -> None:
+            if (
+                self.active
+                and signalnum in (signal.SIGTERM, signal.SIGINT)
+                and signal.getsignal(signalnum) is signal.SIG_DFL
+            ):
+                self._write_before(signalnum, fatal=True)
+            original(signalnum)
+
+        return raise_signal
 
     def _make_start(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -168,22 +184,28 @@ class Lifecycle:
 
         Runs on the main thread between two bytecodes, which may hold any lock: none is taken.
         """
-        rec = self._rec
         # A training record's handler ends the process too, after the record.
         fatal = previous is signal.SIG_DFL or getattr(previous, "ends_process", False)
-        if self.active and rec.flushes.alive:
-            if fatal:
-                rec.last_words = signal.Signals(number).name
-            want = rec.flushes.begun + 1
-            rec.flushes.ring()
-            deadline = time.monotonic() + _SIGNAL_WAIT_S
-            while rec.flushes.done < want and time.monotonic() < deadline:
-                time.sleep(0.002)
+        if self.active:
+            self._write_before(number, fatal=fatal)
         if callable(previous):
             previous(number, frame)
         elif fatal:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+
+    def _write_before(self, number: int, *, fatal: bool) -> None:
+        """Have the flush thread write before a signal takes its course; waits 1 s at most."""
+        rec = self._rec
+        if not rec.flushes.alive:
+            return
+        if fatal:
+            rec.last_words = signal.Signals(number).name
+        want = rec.flushes.begun + 1
+        rec.flushes.ring()
+        deadline = time.monotonic() + _SIGNAL_WAIT_S
+        while rec.flushes.done < want and time.monotonic() < deadline:
+            time.sleep(0.002)
 
 
 def _run_in(thread: threading.Thread, run: Callable[[], None], context: Context) -> None:

@@ -9,6 +9,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from cirron_otel import children, recorder, reports, scopes
 from cirron_otel._guard import logger
+from cirron_otel.findings import OnFinding, callbacks_of
 from cirron_otel.settings import NOT_GIVEN, Settings, resolve
 from cirron_otel.starting import start
 from cirron_otel.watching import watched
@@ -205,6 +206,13 @@ class Cirron:
         ranks: str | None = None,
         export_rate: float | None = None,
         export_burst: int | None = None,
+        request_sample_ratio: float | None = None,
+        tenant_rate: float | None = None,
+        monitor: Any = None,  # noqa: ANN401 - a switch, or a mapping of options
+        stop_on: Any = None,  # noqa: ANN401 - a name or several
+        on_finding: OnFinding | Iterable[OnFinding] | None = None,
+        snapshot_every: int | None = None,
+        snapshot_max_bytes: int | None = None,
     ) -> Profiler:
         """Start recording; see :func:`cirron_otel.profile`."""
         with _lock:
@@ -237,7 +245,14 @@ class Cirron:
                 "ranks": ranks,
                 "export_rate": export_rate,
                 "export_burst": export_burst,
+                "request_sample_ratio": request_sample_ratio,
+                "tenant_rate": tenant_rate,
+                "monitor": monitor,
+                "stop_on": stop_on,
+                "snapshot_every": snapshot_every,
+                "snapshot_max_bytes": snapshot_max_bytes,
             }
+            callbacks = callbacks_of(on_finding)
             settings = resolve(
                 call=call, constructor=self._given, config=config, config_path=config_path
             )
@@ -247,7 +262,7 @@ class Cirron:
                 self._profiler = Profiler(self, settings, None, None, None)
                 _set_default(self)
                 return self._profiler
-            self._profiler = Profiler(self, settings, *start(settings))
+            self._profiler = Profiler(self, settings, *start(settings, callbacks))
             _set_default(self)
             return self._profiler
 
@@ -357,6 +372,13 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     ranks: str | None = None,
     export_rate: float | None = None,
     export_burst: int | None = None,
+    request_sample_ratio: float | None = None,
+    tenant_rate: float | None = None,
+    monitor: Any = None,  # noqa: ANN401 - a switch, or a mapping of options
+    stop_on: Any = None,  # noqa: ANN401 - a name or several
+    on_finding: OnFinding | Iterable[OnFinding] | None = None,
+    snapshot_every: int | None = None,
+    snapshot_max_bytes: int | None = None,
 ) -> Profiler:
     """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
 
@@ -367,7 +389,18 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     ``spans`` (``"own"`` or ``"all"``), ``set_global``, ``trace_max_spans``, ``run_id``,
     ``start_iteration``; and of what leaves the machine ``otlp`` (a URL, several, or a mapping from
     URL to options), ``headers`` for it, ``forward`` (``"thread"``, ``"process"`` or ``"off"``),
-    ``exit_budget`` (seconds), ``ranks``, ``export_rate`` and ``export_burst``.
+    ``exit_budget`` (seconds), ``ranks``, ``export_rate`` and ``export_burst``; of requests
+    ``request_sample_ratio`` and ``tenant_rate`` (a second).
+
+    ``snapshots`` says what is kept of the weights of watched models at the end of each epoch:
+    ``"stats"`` (default), ``"sampled"`` (with the tensors themselves at a share ``sample_rate`` of
+    the snapshots), ``"full"``, or None for nothing; ``snapshot_every`` takes one every so many
+    steps too, ``snapshot_max_bytes`` bounds the files.
+
+    ``monitor=True`` watches the training of the models given to ``watch()`` layer by layer (a
+    mapping has the options of ``Monitor``); ``on_finding`` is called with each ``Finding``, on the
+    thread that found it; ``stop_on`` (severities or kinds of findings) ends the training by a
+    ``StopTraining`` at a clean point.
 
     Raises :class:`~cirron_otel.errors.ConfigurationError` or
     :class:`~cirron_otel.errors.CirronDependencyError` for a value that cannot be used, before any
@@ -398,21 +431,45 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
         ranks=ranks,
         export_rate=export_rate,
         export_burst=export_burst,
+        request_sample_ratio=request_sample_ratio,
+        tenant_rate=tenant_rate,
+        monitor=monitor,
+        stop_on=stop_on,
+        on_finding=on_finding,
+        snapshot_every=snapshot_every,
+        snapshot_max_bytes=snapshot_max_bytes,
     )
 
 
-def watch(model: _T, *more: Any) -> _T:
+def watch(
+    model: _T,
+    *more: Any,
+    name: str | None = None,
+    buffers: bool | None = None,
+    monitor: Any = None,  # noqa: ANN401 - a switch, or a mapping of options
+) -> _T:
     """Tell the hooks which model is trained; returns it unchanged.
 
     May be called before or after ``profile()``, with several models. A watched model's mode
-    (``training``) tells an evaluation pass from a training one, and snapshots are taken of it.
-    ``watch(None)`` forgets all. Models are held weakly.
+    (``training``) tells an evaluation pass from a training one, and snapshots are taken of it at
+    the end of each epoch; ``buffers=True`` has them look at its buffers (running means and the
+    like) too. With several watched models, or with ``name``, the tensors are called
+    ``<name>.<tensor>``; a model without a name is called like its class. ``watch(None)`` forgets
+    all. Models are held weakly, and nothing is put on them.
+
+    ``watch(model, optimizer, monitor=True)`` has the model monitored, as ``profile(monitor=True)``
+    has all; ``monitor`` may be a mapping of options, or False for this model alone. With the
+    optimizer given the monitor sees the first forward pass, without it the second.
     """
     try:
-        watched.add((model, *more))
+        watched.add((model, *more), name=_name_of(name), buffers=buffers, monitor=monitor)
     except Exception as error:  # noqa: BLE001 - see _guard
         logger.warning("cirron-otel: this model cannot be watched: %r", error)
     return model
+
+
+def _name_of(name: object) -> str | None:
+    return None if name is None else str(name)
 
 
 def flush(timeout: float = recorder.FLUSH_TIMEOUT_S) -> bool:
@@ -458,7 +515,8 @@ def _end_child(rec: Recorder, timeout: float | None) -> bool:
 def health() -> dict[str, Any]:
     """The state of the recording: what was dropped and why, where files are, what is installed.
 
-    The same keys whether anything is recorded or not. Never raises, takes a directory listing.
+    The same keys whether anything is recorded or not; ``status`` is the state in one word. Never
+    raises, waits for no lock and no disk: fit for an endpoint that is asked every second.
     """
     running = _running()
     if running is not None:

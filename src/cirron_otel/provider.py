@@ -131,6 +131,10 @@ class OwnSpans:
         self.provider = known if isinstance(known, ScopeTracerProvider) else ScopeTracerProvider()
         self.provider.follow(rec, self)
         self._sampler = sampler_from_environment()
+        #: Whether every new trace is kept, so that the sampler need not be asked.
+        self.keeps_all = self._sampler.get_description().startswith(
+            ("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,")
+        )
 
     def session_opened(self, session: BaseScope) -> None:
         """The session's span exists now."""

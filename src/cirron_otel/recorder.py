@@ -19,11 +19,13 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
 from cirron_otel import identity, ids, marks, run_state, semconv, windows
 from cirron_otel._guard import Guard, logger
+from cirron_otel.boundaries import Boundaries
 from cirron_otel.clock import Clock
 from cirron_otel.context import get_current
 from cirron_otel.core import RecorderCore
 from cirron_otel.cursors import Delivered
 from cirron_otel.errors import SpoolError
+from cirron_otel.findings import Findings
 from cirron_otel.joined import JoinedSpans
 from cirron_otel.process_usage import ProcessUsage
 from cirron_otel.provider import OwnSpans
@@ -70,6 +72,7 @@ class Recorder(RecorderCore):
         self.sdk_version = sdk_version
         self.clock = clock or Clock()
         self.guard = guard or Guard()
+        self.findings = Findings()
         self.pid = os.getpid()
         self.rank = settings.rank
         self.open = {}
@@ -79,6 +82,16 @@ class Recorder(RecorderCore):
         #: Whether a pass of a loop waits for its first sign of life (see loops.py).
         self.pending = False
         self.loops: Any = None
+        #: What the torch hook goes by, while it is in place: for hooks of what runs on torch.
+        self.torch_phases: Any = None
+        #: How requests are made, once one was (see serving/requests.py).
+        self.requests: Any = None
+        #: Who is called when an epoch ends and before an optimizer steps; changed in place only.
+        self.boundaries = Boundaries(self.guard)
+        self.at_epoch_end = self.boundaries.at_epoch_end
+        self.before_optimizer_step = self.boundaries.before_optimizer_step
+        #: What takes snapshots of models (see weights/), where there is something that does.
+        self.snapshots: Any = None
         self.resources = ProcessUsage.for_settings(settings.resources)
         self.overhead_ns = 0.0
         self.fork_parent: BaseScope | None = None
@@ -383,6 +396,9 @@ class Recorder(RecorderCore):
             self.loops.shut_down()
         self.close_open_scopes(error=error if self.at_exit else None)
         self.active = False
+        self.boundaries.forget()
+        if self.snapshots is not None:
+            self.snapshots.stop()
         if session is not None and session._state == ENDED:  # noqa: SLF001
             session.restore_after_session()
         self.out.ending = True
@@ -463,8 +479,11 @@ class Recorder(RecorderCore):
         self.mark_ids.clear()
         self._await_first_row()
         self.endings = []
+        self.boundaries.forget()
+        self.snapshots = None
         self.guard.losses.clear()
         self.guard.swallowed.clear()
+        self.findings.forget()
         if self.loops is not None:
             self.loops.after_fork()
 
@@ -482,7 +501,7 @@ class Recorder(RecorderCore):
         )  # fmt: skip
         context = current_scope(self, get_current())
         try:
-            spool_bytes = self.spool.size()
+            spool_bytes = self.spool.known_size()
         except (OSError, SpoolError):
             spool_bytes = 0
         return {
@@ -511,6 +530,7 @@ class Recorder(RecorderCore):
             "forward": "off" if self.is_child else self.settings.forward,
             "destinations": self._destinations if delivery is None else delivery.health(),
             "forward_restart_count": 0 if delivery is None else delivery.restarts,
+            "findings": self.findings.health(),
         }  # fmt: skip
 
 

@@ -23,27 +23,48 @@ _IDLE_HEALTH: dict[str, Any] = {
     "producer_assists": 0, "queued_rows": 0, "pending_device_values": 0, "disk_refuses": False,
     "scope_depth": -1, "open_scopes": 0, "provider": None, "run_id": None, "attempt": None,
     "forward": None, "destinations": [], "forward_restart_count": 0,
+    "snapshots": {
+        "mode": "off", "taken": 0, "tensors": 0, "skipped": {}, "files": 0, "file_bytes": 0,
+        "evicted_files": 0, "last_duration_ns": 0,
+    },
+    "findings": {"count": 0, "by_severity": {}, "by_kind": {}, "recent": []},
 }  # fmt: skip
 
 
 def health_of(
     rec: Recorder | None, installed_hooks: list[str], platform_context: dict[str, str]
 ) -> dict[str, Any]:
-    """The answer of ``health()``: the same keys in every state. Takes a directory listing."""
+    """The answer of ``health()``: the same keys in every state.
+
+    Fit for an endpoint that is asked every second: no lock, no disk but for one listing before the
+    first file of this process is written, a few microseconds.
+    """
     answer = {"enabled": False, **_IDLE_HEALTH, "transport": None}
     try:
         if rec is not None:
             answer.update(rec.health())
             answer["enabled"] = rec.active
             answer["transport"] = transport.word(rec.settings)
+            if rec.snapshots is not None:
+                answer["snapshots"] = rec.snapshots.health()
     except Exception as error:  # noqa: BLE001 - a health report never fails
         answer["health_error"] = repr(error)
-    answer["snapshots"] = "not installed"
+    answer["status"] = _status(answer)
     answer["installed_hooks"] = installed_hooks
     answer["frameworks_installed"] = installed_hooks
     answer["platform_context"] = platform_context
     answer["otel"] = "disabled by OTEL_SDK_DISABLED" if sdk_disabled() else "enabled"
     return answer
+
+
+def _status(answer: dict[str, Any]) -> str:
+    """In one word: ``off``, ``ok``, or ``degraded`` where something is or may be lost now."""
+    if not answer["enabled"]:
+        return "off"
+    troubled = (
+        answer["disk_refuses"] or answer["flush_mode"] != "normal" or "health_error" in answer
+    )
+    return "degraded" if troubled else "ok"
 
 
 def check_format(form: str) -> None:

@@ -20,6 +20,22 @@ BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer_step"
 #: A pass over data without learning.
 EVALUATION = "evaluation"
+#: A pass over data for its outputs.
+PREDICTION = "prediction"
+#: A short evaluation before the training, to see that it works.
+SANITY_CHECK = "sanity_check"
+#: The model or the whole state of the training is written or read.
+CHECKPOINT = "checkpoint"
+#: Batches that an earlier attempt had are passed over; its attribute ``batches`` counts them.
+RESUME_SKIP = "resume_skip"
+#: One call of a service, from its beginning to the last part of its answer.
+REQUEST = "request"
+#: One call of a model's ``generate``.
+GENERATE = "generate"
+#: One computation for several requests.
+BATCH = "batch"
+#: Weights or gradients were looked at; its id is the owner of their rows and names their folder.
+SNAPSHOT = "snapshot"
 
 # --- attributes of the user's spans in the spool ------------------------------------------------
 #: ``"Type: message"`` of the exception that ended a scope.
@@ -35,6 +51,55 @@ WORKER_ID = "worker_id"
 #: ``train`` or ``eval``: the mode of the outermost module of a forward.
 MODE = "mode"
 
+# --- snapshots ------------------------------------------------------------------------------------
+# Attributes of the scope.
+#: What made it: ``epoch_end``, ``last_step`` (gradients before its optimizer step), ``every`` or
+#: ``call``.
+SNAPSHOT_TRIGGER = "cirron.snapshot.trigger"
+#: The ``name=`` of ``ci.snapshot``.
+SNAPSHOT_NAME = "cirron.snapshot.name"
+#: ``stats``, ``sampled`` or ``full``: what its rows are.
+SNAPSHOT_MODE = "cirron.snapshot.mode"
+#: How many rows, and how many bytes of tensors were written to files.
+SNAPSHOT_TENSORS = "cirron.snapshot.tensors"
+SNAPSHOT_BYTES = "cirron.snapshot.bytes"
+#: On the row of a sharded tensor, of which this process described its part: how it is placed along
+#: each dimension of the mesh, the mesh's size along each, and the shape of the whole.
+TENSOR_PLACEMENTS = "cirron.tensor.placements"
+TENSOR_MESH_SHAPE = "cirron.tensor.mesh_shape"
+TENSOR_GLOBAL_SHAPE = "cirron.tensor.global_shape"
+# Attributes of a row, each only where it says something.
+#: The tensor is another name of this one, whose row and file have the values.
+TIED_TO = "tied_to"
+#: No parameter: state that is not trained.
+BUFFER = "buffer"
+#: Why there are no statistics.
+SKIPPED = "skipped"
+#: Keys of a safetensors file's metadata: span id, number of the step, ``cirron-otel <version>``.
+FILE_SPAN, FILE_STEP, FILE_SDK = "span", "step", "sdk"
+
+# --- attributes and marks of requests -------------------------------------------------------------
+#: From the caller's ``x-request-id``, or new.
+REQUEST_ID = "request_id"
+#: How a stream ended: ``complete``, ``closed``, ``cancelled``, ``error``, ``abandoned`` or
+#: ``not_started``.
+STREAM_END = "cirron.stream.end"
+#: The request went on after the span it is a child of (a server's) had ended.
+OUTLIVED_PARENT = "cirron.request.outlived_parent"
+REQUEST_DURATION_MS = "request_duration_ms"
+TIME_TO_FIRST_TOKEN_MS = "time_to_first_token_ms"
+TOKENS_PER_SECOND = "tokens_per_second"
+INPUT_TOKENS = "input_tokens"
+OUTPUT_TOKENS = "output_tokens"
+TOTAL_TOKENS = "total_tokens"
+OUTPUT_CHUNKS = "output_chunks"
+#: Between two chunks: the median, the 95th percentile and the longest time.
+INTER_TOKEN_MS_P50 = "inter_token_ms_p50"
+INTER_TOKEN_MS_P95 = "inter_token_ms_p95"
+INTER_TOKEN_MS_MAX = "inter_token_ms_max"
+#: One chunk's time, only where it was asked for.
+CHUNK_MS = "chunk_ms"
+
 # --- attributes of exported spans ---------------------------------------------------------------
 INDEX = "cirron.index"
 SESSION_ID = "cirron.session.id"
@@ -42,6 +107,7 @@ SESSION_ID = "cirron.session.id"
 PARENT_ID = "cirron.parent.id"
 EPOCH_INDEX = "cirron.epoch"
 RANK = "cirron.rank"
+BATCH_SIZE = "dl.batch_size"
 #: Monotonic over the whole run; ``cirron.index`` restarts with each epoch.
 ITERATION = "dl.iteration"
 THREAD_ID = "thread.id"
@@ -73,6 +139,16 @@ PENDING = "cirron.pending"
 #: On the root of a trace (a window's, the session's): what the export budget left out of it.
 LEFT_OUT_SPANS = "cirron.left_out.spans"
 LEFT_OUT_STEPS = "cirron.left_out.steps"
+
+# --- marks that framework hooks make -------------------------------------------------------------
+LOSS = "loss"
+LEARNING_RATE = "learning_rate"
+#: Prefix: what the framework itself logged, as it logged it.
+LOG_PREFIX = "log/"
+#: Attribute of such a mark: the framework's number of finished steps.
+LOG_STEP = "step"
+#: Attribute of an epoch that a framework's loop opened: which framework.
+FRAMEWORK = "framework"
 
 # --- marks of ours --------------------------------------------------------------------------------
 #: What our own instrumentation took out of the scope it is on, in ns.
@@ -126,6 +202,59 @@ RECORD_NAME = "cirron.record.name"
 #: What the anchor was made at: ``run_start``, ``check`` or ``run_end``.
 RECORD_EVENT = "cirron.record.event"
 RECORD_STEP = "cirron.record.step"
+
+# --- findings -----------------------------------------------------------------------------------
+#: Name of the log record and of the mark of a finding; the mark's value is the message.
+FINDING = "cirron.finding"
+FINDING_KIND = "cirron.finding.kind"
+#: ``info``, ``warning`` or ``critical``.
+FINDING_SEVERITY = "cirron.finding.severity"
+#: Name of the module in the model.
+FINDING_LAYER = "cirron.finding.layer"
+#: The optimizer step, from 0, at which it was seen.
+FINDING_STEP = "cirron.finding.step"
+
+# --- language models: OpenTelemetry's names for generative AI -----------------------------------
+#: ``chat``, ``text_completion``, ``embeddings``, or a word of the service's own.
+GEN_AI_OPERATION = "gen_ai.operation.name"
+GEN_AI_PROVIDER = "gen_ai.provider.name"
+GEN_AI_REQUEST_MODEL = "gen_ai.request.model"
+#: True where the answer comes in parts.
+GEN_AI_REQUEST_STREAM = "gen_ai.request.stream"
+GEN_AI_RESPONSE_ID = "gen_ai.response.id"
+GEN_AI_RESPONSE_MODEL = "gen_ai.response.model"
+GEN_AI_FINISH_REASONS = "gen_ai.response.finish_reasons"
+#: Seconds from the start of the request to the first part of the answer.
+GEN_AI_TIME_TO_FIRST_CHUNK = "gen_ai.response.time_to_first_chunk"
+GEN_AI_INPUT_TOKENS = "gen_ai.usage.input_tokens"
+GEN_AI_OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+GEN_AI_CACHE_READ = "gen_ai.usage.cache_read.input_tokens"
+GEN_AI_CACHE_WRITE = "gen_ai.usage.cache_creation.input_tokens"
+GEN_AI_REASONING = "gen_ai.usage.reasoning.output_tokens"
+#: Texts of request and answer, only where ``record_content`` asks for them.
+CONTENT_INPUT = "cirron.request.content"
+CONTENT_OUTPUT = "cirron.response.content"
+HTTP_METHOD = "http.request.method"
+#: The path as the application routes it, with its parameters' names.
+HTTP_ROUTE = "http.route"
+HTTP_STATUS = "http.response.status_code"
+#: For whom a request is answered; limits may hold for each tenant.
+TENANT = "cirron.tenant"
+#: True where the output tokens come from the service's own counter, not from the model.
+TOKENS_ESTIMATED = "cirron.usage.estimated"
+
+# vLLM's names for what its engine measured, in seconds.
+LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
+LATENCY_FIRST_TOKEN = "gen_ai.latency.time_to_first_token"
+LATENCY_E2E = "gen_ai.latency.e2e"
+LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
+LATENCY_DECODE = "gen_ai.latency.time_in_model_decode"
+LATENCY_INFERENCE = "gen_ai.latency.time_in_model_inference"
+
+# Metrics of a service, and the attributes of their points beside those above.
+SERVER_DURATION = "gen_ai.server.request.duration"
+SERVER_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
+SERVER_TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
 
 # --- resource -------------------------------------------------------------------------------------
 SERVICE_NAME = "service.name"

@@ -18,8 +18,13 @@ from typing import NamedTuple, SupportsFloat, SupportsIndex
 from cirron_otel.errors import ConfigurationError
 
 #: The frameworks with hooks, the one that may own the loop first.
-FRAMEWORKS = ("transformers", "tensorflow", "torch")
-_FRAMEWORK_ALIASES = {"keras": "tensorflow", "pytorch": "torch"}
+FRAMEWORKS = ("transformers", "vllm", "lightning", "tensorflow", "accelerate", "sklearn", "torch")
+_FRAMEWORK_ALIASES = {
+    "keras": "tensorflow",
+    "pytorch": "torch",
+    "pytorch_lightning": "lightning",
+    "scikit-learn": "sklearn",
+}
 
 SNAPSHOT_MODES = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout")
@@ -396,6 +401,22 @@ def _receiver(url: object, options: object) -> dict[str, object]:
     return {"endpoint": token(url), **{str(key): item for key, item in (options or {}).items()}}
 
 
+def monitor_options(value: object) -> bool | dict[str, object]:
+    """Whether to monitor, or the monitor's options, whose meaning is the monitor's to judge."""
+    if isinstance(value, Mapping):
+        return {_text(key): item for key, item in value.items()}
+    return boolean(value)
+
+
+def finding_names(value: object) -> tuple[str, ...]:
+    """Severities or kinds of findings, as a list or as text with commas; ``none`` for none."""
+    given = value.split(",") if isinstance(value, str) else value
+    if not isinstance(given, Iterable) or isinstance(given, (bytes, bytearray, Mapping)):
+        raise TypeError
+    found = tuple(dict.fromkeys(_text(item).lower() for item in given))
+    return () if found == ("none",) else found
+
+
 def _listed(options: tuple[str, ...]) -> str:
     return ", ".join(options[:-1]) + f" or {options[-1]}"
 
@@ -412,10 +433,13 @@ RULES: dict[str, Rule] = {
     "output_dir": Rule(directory, "the path of a directory"),
     "frameworks": Rule(
         framework_names,
-        "names out of transformers, tensorflow (or keras), torch (or pytorch); none; or auto",
+        "names out of transformers, lightning, tensorflow (or keras), accelerate, sklearn, "
+        "torch (or pytorch); none; or auto",
     ),
     "snapshots": Rule(snapshot_mode, f"{_listed((*SNAPSHOT_MODES, 'off'))}"),
     "sample_rate": Rule(fraction, "a number from 0 to 1"),
+    "snapshot_every": Rule(whole(0), f"a number of steps: {_count(0)}"),
+    "snapshot_max_bytes": Rule(whole(1), f"a number of bytes: {_count(1)}"),
     "flush_interval": Rule(seconds, "a number of seconds above 0 and at most 1e9"),
     "spool_max_bytes": Rule(whole(1), f"a number of bytes: {_count(1)}"),
     "api_key": Rule(token, "a text of printable ASCII characters without spaces"),
@@ -439,6 +463,8 @@ RULES: dict[str, Rule] = {
     "ranks": Rule(choice(RANK_CHOICES), _listed(RANK_CHOICES)),
     "export_rate": Rule(amount, "a number of spans per second, 0 (for none) or more"),
     "export_burst": Rule(whole(0), _count(0)),
+    "request_sample_ratio": Rule(fraction, "a number from 0 to 1"),
+    "tenant_rate": Rule(amount, "a number of requests per second, 0 (for no limit) or more"),
     "output": Rule(names(OUTPUTS, none_wins=True), f"{_listed((*OUTPUTS, 'none'))}, or several"),
     "trace_buffer_max_spans": Rule(whole(0), _count(0)),
     "trace_max_spans": Rule(whole(10), _count(10)),
@@ -447,6 +473,8 @@ RULES: dict[str, Rule] = {
     "spans": Rule(choice(SPAN_CHOICES), _listed(SPAN_CHOICES)),
     "set_global": _BOOLEAN,
     "start_iteration": Rule(whole(0), _count(0)),
+    "monitor": Rule(monitor_options, "true, false, or a mapping of the monitor's options"),
+    "stop_on": Rule(finding_names, "severities (warning, critical) or kinds of findings"),
     "rank": Rule(whole(0), _count(0), per_process=True),
     "world_size": Rule(whole(1), _count(1), per_process=True),
     "local_rank": Rule(whole(0), _count(0), per_process=True),

@@ -81,6 +81,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     frameworks: tuple[str, ...] | None = None
     snapshots: Literal["stats", "sampled", "full"] | None = "stats"
     sample_rate: float = 0.01
+    snapshot_every: int = 0
+    snapshot_max_bytes: int = 10_000_000_000
     flush_interval: float = 1.0
     spool_max_bytes: int = 1_000_000_000
     api_key: str | None = None
@@ -98,6 +100,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ranks: Literal["all", "rank0", "first_per_node", "sampled"] = "all"
     export_rate: float = 200.0
     export_burst: int = 20_000
+    request_sample_ratio: float = 1.0
+    tenant_rate: float = 0.0
     output: tuple[str, ...] = ("spool",)
     trace_buffer_max_spans: int = 100_000
     trace_max_spans: int = 2000
@@ -106,6 +110,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     spans: Literal["own", "all"] = "own"
     set_global: bool = False
     start_iteration: int = 0
+    monitor: bool | dict[str, object] = False
+    stop_on: tuple[str, ...] = ()
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0

@@ -19,11 +19,14 @@ from cirron_otel._guard import Guard, logger
 from cirron_otel.cursors import Delivered
 from cirron_otel.hooks import HookSet
 from cirron_otel.lifecycle import Lifecycle
+from cirron_otel.monitor.options import arguments_of
 from cirron_otel.provider import sdk_disabled
+from cirron_otel.serving.servers import make_room
 from cirron_otel.version import VERSION
 
 if TYPE_CHECKING:
     from cirron_otel.destinations.base import DestinationSpec
+    from cirron_otel.findings import OnFinding
     from cirron_otel.recorder import Recorder
     from cirron_otel.settings import Settings
 
@@ -33,16 +36,18 @@ _FAILED_START_WAIT_S = 1.0
 Started = tuple["Recorder | None", HookSet | None, Lifecycle | None]
 
 
-def start(settings: Settings) -> Started:
+def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started:
     """Start recording and put every hook and patch in place; if that fails, leave nothing behind.
 
     Raises :class:`~cirron_otel.errors.CirronDependencyError`, before any effect, for a framework
-    that is named and not installed. The calling thread's context gets the session.
+    that is named and not installed. The calling thread's context gets the session. ``on_finding``
+    is told of each finding.
     """
     guard = Guard()
     disabled = sdk_disabled()
     provider = None if disabled else _application_provider()
-    # These two may raise, before there is any effect.
+    # These may raise, before there is any effect.
+    arguments_of(settings.monitor)
     hooks = HookSet.choose(settings.frameworks)
     destinations = transport.resolve(settings, joined=provider is not None)
     lifecycle: Lifecycle | None = None
@@ -51,13 +56,19 @@ def start(settings: Settings) -> Started:
         rec = scopes.adopt(
             recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
         )
+        rec.findings.callbacks = on_finding
+        rec.findings.stop_on = frozenset(settings.stop_on)
+        if on_finding or settings.stop_on:
+            rec.before_optimizer_step.append(rec.findings.stop_if_asked)
         recorder.install(rec)
         recorder.early_marks.wanted = True
         recorder.early_marks.hand_over(rec)
         rec.start_session(_session_attributes(rec), _inherited_links())
         lifecycle = Lifecycle(rec)
         lifecycle.install()
+        _start_snapshots(rec, destinations)
         hooks.install(rec)
+        make_room(rec)
         _start_delivery(rec, destinations)
         if settings.set_global and provider is None and not disabled:
             otel_trace.set_tracer_provider(rec.spans.provider)
@@ -67,6 +78,15 @@ def start(settings: Settings) -> Started:
         guard.swallow("profile", error)
         return None, None, None
     return rec, hooks, lifecycle
+
+
+def _start_snapshots(rec: Recorder, destinations: list[DestinationSpec]) -> None:
+    """Have snapshots taken at the boundaries of loops."""
+    from cirron_otel.weights.taking import FILE_DESTINATIONS, Snapshots  # noqa: PLC0415 - as used
+
+    names = [spec.name for spec in destinations if spec.name in FILE_DESTINATIONS]
+    rec.snapshots = Snapshots(rec, uploads_to=names)
+    rec.snapshots.start()
 
 
 def _start_delivery(rec: Recorder, destinations: list[DestinationSpec]) -> None:

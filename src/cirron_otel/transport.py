@@ -100,7 +100,12 @@ def otlp_specs(
         if source in {"default", "argument"}:
             raise
         raise ConfigurationError(f"{exc} (from {source})") from None
-    return [otlp_spec(msgspec.structs.replace(target, ranks=settings.ranks)) for target in targets]
+    common = {
+        "ranks": settings.ranks,
+        "request_sample_ratio": settings.request_sample_ratio,
+        "tenant_rate": settings.tenant_rate,
+    }
+    return [otlp_spec(msgspec.structs.replace(target, **common)) for target in targets]
 
 
 def otlp_spec(target: OtlpTarget) -> DestinationSpec:

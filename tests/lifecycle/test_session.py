@@ -23,7 +23,7 @@ from helpers import RunProgram, read_spool, tree_text
 #: Every key of both published lists, and what this library adds.
 HEALTH_KEYS = {
     "enabled", "scope_drop_count", "mark_drop_count", "spool_drop_count", "swallowed_error_count",
-    "swallowed_errors", "spool_dir", "spool_bytes", "flush_mode", "flush_restart_count",
+    "status", "swallowed_errors", "spool_dir", "spool_bytes", "flush_mode", "flush_restart_count",
     "transport", "installed_hooks", "platform_context",
     "frameworks_installed", "scope_depth", "flush_latency_ns",
     "losses", "producer_assists", "queued_rows", "disk_refuses", "open_scopes", "run_id", "attempt",
@@ -48,7 +48,7 @@ def test_health_answers_every_key_in_every_state() -> None:
         assert health.keys() >= HEALTH_KEYS, state
         json.dumps(health)
         assert health["enabled"] == (state == "while"), state
-        assert health["snapshots"] == "not installed"
+        assert health["snapshots"]["taken"] == 0
         assert health["transport"] in (None, "file_only")
     during = states["while"]
     assert during["flush_mode"] == "normal"

@@ -38,6 +38,7 @@ from cirron_otel.otlp.batches import Later, read_batch, read_later
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.gathering import Gatherer
 from cirron_otel.otlp.ranks import RankLinks, leaves_out
+from cirron_otel.otlp.request_budget import RequestBudget
 from cirron_otel.otlp.rows import Limits, Scope, scope_of
 from cirron_otel.otlp.wire import Encoded
 from cirron_otel.spool import is_batch_name
@@ -103,7 +104,16 @@ class OtlpDestination:
         self._beside = otlp_beside.BesideSender(target, lasting=lasting)
         self._budget = Budget(target.export_rate, target.export_burst)
         self._ranks = RankLinks()
-        self._gatherer = Gatherer(limits, pending=pending, budget=self._budget, ranks=self._ranks)
+        self._requests = RequestBudget(
+            self._budget, ratio=target.request_sample_ratio, tenant_rate=target.tenant_rate
+        )
+        self._gatherer = Gatherer(
+            limits,
+            pending=pending,
+            budget=self._budget,
+            ranks=self._ranks,
+            requests=self._requests,
+        )
         self._pending = pending
         #: Spool directories, and sessions in them, whose earlier files were looked at.
         self._entered: set[tuple[Path, str]] = set()
@@ -274,7 +284,12 @@ class OtlpDestination:
         if parcel.batch_id in self._known:
             # It was put off for others and comes again: what it said is known already, so that
             # one of its own looks at the files before.
-            gatherer = Gatherer(self._gatherer.limits, budget=self._budget, ranks=self._ranks)
+            gatherer = Gatherer(
+                self._gatherer.limits,
+                budget=self._budget,
+                ranks=self._ranks,
+                requests=self._requests,
+            )
         else:
             self._remember(parcel.batch_id)
             gatherer = self._gatherer

@@ -89,6 +89,8 @@ class OtlpTarget(Endpoint, frozen=True):
 
     ``max_request_bytes`` bounds a request before compression. ``export_rate`` and
     ``export_burst`` are the budget of :mod:`cirron_otel.otlp.budget`; a rate of 0 is none.
+    ``request_sample_ratio`` and ``tenant_rate`` are the limits of
+    :mod:`cirron_otel.otlp.request_budget`.
     Without ``traces`` only the other signals go out. ``ranks`` is the setting of that name.
     """
 
@@ -96,6 +98,8 @@ class OtlpTarget(Endpoint, frozen=True):
     name: str = ""
     export_rate: float = 0.0
     export_burst: int = 0
+    request_sample_ratio: float = 1.0
+    tenant_rate: float = 0.0
     traces: bool = True
     ranks: str = "all"
     metrics: MetricsEndpoint | None = None
