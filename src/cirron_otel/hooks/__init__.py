@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import wrapt
 
+from cirron_otel._guard import logger
 from cirron_otel.errors import CirronDependencyError
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ FRAMEWORKS = {
         ("accelerate",),
         (("cirron_otel.hooks.accelerate", "accelerate"),),
     ),
-    # Nothing to put in place: `ci.wrap(estimator)` is the way in.
+    # There is no hook for it in this version; naming it is warned of.
     "sklearn": Framework("pip install scikit-learn", ("sklearn",)),
     "torch": Framework(
         "pip install torch", ("torch",), (("cirron_otel.hooks.torch", "torch"),)
@@ -112,6 +113,9 @@ class HookSet:
                 f"profile(frameworks=...) names {', '.join(missing)}, "
                 f"which {verb} not installed: {advice}"
             )
+        for name in named:
+            if name in FRAMEWORKS and not FRAMEWORKS[name].hooks:
+                logger.warning("cirron-otel: there is no %s hook in this version", name)
         return cls([name for name in FRAMEWORKS if name in named])
 
     @property
