@@ -84,7 +84,7 @@ class EarlyMarks:
                 _refuse(rec, early.name, early.made.reason)
             else:
                 _record(
-                    rec, early.name, early.made, early.kind, early.attrs, orphan_since=early.ts_ns
+                    rec, None, early.name, early.made, early.kind, early.attrs, ts_ns=early.ts_ns
                 )
 
 
@@ -94,29 +94,41 @@ def record_mark(
     """Record a mark on the current scope, whatever its value is."""
     if rec.pending:
         rec.loops.activity()
+    record_mark_on(rec, current_scope(rec, get_current()), name, value, kind, attrs)
+
+
+def record_mark_on(  # noqa: PLR0913, PLR0917 - what a mark is
+    rec: Recorder,
+    scope: BaseScope | None,
+    name: object,
+    value: object,
+    kind: object,
+    attrs: dict[str, Any],
+) -> None:
+    """The same on a scope, whichever is current; on none, the mark is nobody's."""
     name = name if type(name) is str else str(name)
     try:
         made = mark_value(value)
     except UnsupportedValueError as error:
         _refuse(rec, name, str(error))
         return
-    _record(rec, name, made, kind, attrs)
+    _record(rec, scope, name, made, kind, attrs)
 
 
-def _record(  # noqa: PLR0913 - what a mark is
+def _record(  # noqa: PLR0913, PLR0917 - what a mark is
     rec: Recorder,
+    scope: BaseScope | None,
     name: str,
     made: MarkValue | Deferred,
     kind: object,
     attrs: dict[str, Any],
     *,
-    orphan_since: int = 0,
+    ts_ns: int = 0,
 ) -> None:
-    """``orphan_since``: the mark was made at that time, ns, when there was no scope."""
-    scope = None if orphan_since else current_scope(rec, get_current())
+    """``ts_ns``: when it was made, if that is not now."""
     if rec.is_child and (worker := rec.worker_id()) is not None:
         attrs = {**attrs, semconv.WORKER_ID: worker}
-    ts_ns = orphan_since or rec.clock.now()
+    ts_ns = ts_ns or rec.clock.now()
     if scope is not None and rec.shows_marks:
         ts_ns = max(ts_ns, scope.last_ns + 1)  # the time tells the mark from its neighbours
     plain = made if isinstance(made, MarkValue) else MarkValue("float", None)

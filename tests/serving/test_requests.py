@@ -298,6 +298,27 @@ def test_a_failure_without_an_exception() -> None:
     assert [mark.name for mark in rows.marks_of(row)] == ["inside"]
 
 
+def test_marks_of_a_request_are_marks_like_any_other() -> None:
+    """Names are cut and clean, kinds are said, attributes may have any name; nothing raises."""
+    ci.profile(frameworks=[])
+    with ci.request() as request:
+        request.mark("kind", 1, kind="summary")
+        request.mark("lone \ud800", 2)
+        request.mark(5, 3)  # type: ignore[arg-type]
+        request.mark("long" * 1000, 4)
+        request.mark("attributes", 5, name="n", value=6)
+    marks = recorded().marks
+    assert [(mark.name[:12], mark.value, mark.kind) for mark in marks] == [
+        ("kind", 1, "summary"),
+        ("lone \N{REPLACEMENT CHARACTER}", 2, "point"),
+        ("5", 3, "point"),
+        ("longlonglong", 4, "point"),
+        ("attributes", 5, "point"),
+    ]
+    assert len(marks[3].name) == 1024
+    assert marks[4].attrs == {"name": "n", "value": 6}
+
+
 def test_facts_chunks_and_marks_by_hand() -> None:
     """Whoever streams by hand says so; usage is read from what is handed over."""
     ci.profile(frameworks=[])

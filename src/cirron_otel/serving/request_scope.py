@@ -68,9 +68,9 @@ class RequestMethods(BaseScope):
 
     # --- what the user may say of it ---------------------------------------------------------
 
-    def mark(self, name: str, value: object, **attrs: Any) -> None:
-        """Leave a mark on the request, whatever scope is current: a stream's consumer may too."""
-        self.state.mark(name, value, kind="point", **attrs)
+    def mark(self, name: str, value: object, /, *, kind: str = "point", **attrs: Any) -> None:
+        """As ``ci.mark``, on the request whatever scope is current: a stream's consumer may too."""
+        self.state.record(name, value, kind, attrs)
 
     def chunk(self, value: object = None) -> None:
         """One chunk of the output has been made: its time counts, and what it says of tokens."""
@@ -302,7 +302,7 @@ class IdleRequest(IdleScope):
         """The caller's ``x-request-id``, or a new one."""
         return str(self.attrs.get(semconv.REQUEST_ID, ""))
 
-    def mark(self, name: str, value: object, **attrs: Any) -> None:
+    def mark(self, name: str, value: object, /, *, kind: str = "point", **attrs: Any) -> None:
         """Do nothing."""
 
     def chunk(self, value: object = None) -> None:

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec import UNSET
-
 from cirron_otel import semconv
-from cirron_otel.batch import MarkRecord
-from cirron_otel.scope_core import NO_ATTRS, OPEN
+from cirron_otel.marks import record_mark_on
+from cirron_otel.scope_core import OPEN
 from cirron_otel.serving import gen_ai, usage
 from cirron_otel.serving.gaps import Gaps
-from cirron_otel.values import Deferred, MarkValue, UnsupportedValueError, attributes, mark_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -131,37 +128,16 @@ class RequestState:
 
     def mark(self, name: str, value: object, *, kind: str = "summary", **attrs: Any) -> None:
         """Leave a mark on the request, whatever scope is current."""
+        self.record(name, value, kind, attrs)
+
+    def record(self, name: object, value: object, kind: object, attrs: dict[str, Any]) -> None:
+        """The same, with attributes that may have any name."""
+        scope = self.scope
         try:
-            self._mark(name, value, kind, attrs)
+            if scope._state == OPEN:  # noqa: SLF001 - a scope's own kind
+                record_mark_on(scope._rec, scope, name, value, kind, attrs)  # noqa: SLF001
         except Exception as error:  # noqa: BLE001 - see _guard
             self._swallow("request.mark", error)
-
-    def _mark(self, name: str, value: object, kind: str, attrs: dict[str, Any]) -> None:
-        scope = self.scope
-        rec = scope._rec  # noqa: SLF001 - a scope's own
-        if scope._state != OPEN:  # noqa: SLF001
-            return
-        try:
-            made = mark_value(value)
-        except UnsupportedValueError as error:
-            rec.guard.lost("unsupported_mark_value")
-            rec.guard.warn(f"mark:{name}", f"mark {name!r} is not recorded: {error}")
-            return
-        plain = made if isinstance(made, MarkValue) else MarkValue("float", None)
-        ts_ns = max(rec.clock.now(), scope.last_ns + 1)
-        record = MarkRecord(
-            rec.mark_id(scope, ts_ns), scope.id, name, plain.value_type, plain.value,
-            attributes(attrs)[0] if attrs else NO_ATTRS, ts_ns, kind, scope.iteration,
-            UNSET if plain.nonfinite is None else plain.nonfinite,
-        )  # fmt: skip
-        scope.note_mark(record.id)
-        scope.last_ns = ts_ns
-        scope.mark_event(record, deferred=isinstance(made, Deferred))
-        if isinstance(made, Deferred):
-            rec.ensure_started()
-            rec.out.defer_mark(record, made)
-        else:
-            rec.append_mark(record)
 
     # --- the end -----------------------------------------------------------------------------
 
