@@ -15,7 +15,7 @@ import cirron_otel as ci
 from conftest import SRC
 from frameworks.keras_programs import EPOCH, X, Y, compiled, finished_tree, layers, small_model
 from frameworks.keras_programs import steps as fit_steps
-from helpers import read_spool
+from helpers import read_spool, tree_text
 
 keras: Any = pytest.importorskip("keras")
 np: Any = pytest.importorskip("numpy")
@@ -109,6 +109,29 @@ def test_the_loss_of_a_step_is_its_own() -> None:
     assert [step["learning_rate"] for step in steps] == pytest.approx([0.1] * 3)
     epoch = {m.name: m.value for m in rows.marks_of(rows.one("epoch"))}
     assert epoch["loss"] == pytest.approx(means[-1])
+
+
+def test_logs_that_cannot_be_read_are_not_the_programs_trouble(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What fails while logs are kept is counted; the loop goes on, and its scopes end."""
+
+    class Unnamed:
+        def __str__(self) -> str:
+            raise RuntimeError("it has no text")
+
+    monkeypatch.delenv("CIRRON_OTEL_STRICT")
+    ci.profile()
+    told = keras.callbacks.CallbackList([], model=small_model(), add_history=False)
+    told.on_train_begin()
+    told.on_epoch_begin(0)
+    told.on_train_batch_begin(0)
+    told.on_train_batch_end(0, {Unnamed(): 1.0})
+    told.on_epoch_end(0, {Unnamed(): 1.0})
+    told.on_train_end()
+    assert ci.health()["swallowed_errors"] == {"keras.callbacks": 2}
+    assert ci.shutdown()
+    assert tree_text(read_spool()) == "cirron.session\n  epoch[0]\n    step[0]"
 
 
 def test_epochs_keep_their_number() -> None:

@@ -12,6 +12,7 @@ import functools
 import math
 import threading
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cirron_otel import semconv
@@ -21,8 +22,6 @@ from cirron_otel.hooks.recording import Foreign, in_scope
 from cirron_otel.scope_base import current_scope
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron_otel.hooks.keras.logs import Logs
     from cirron_otel.hooks.patches import Patches
     from cirron_otel.recorder import Recorder
@@ -48,6 +47,10 @@ class _Run:
             self.driven.end_fit(error)
         else:
             self.driven.end_stage(error)
+
+
+#: Told of an event: the loop, and what the event was called with.
+_Tell = Callable[[_Run, tuple[Any, ...], dict[str, Any]], None]
 
 
 class _Here(threading.local):
@@ -79,14 +82,14 @@ class Fits:
         for name in ("save", "save_weights"):
             self._replace(patches, keras.Model, name, self._saved)
         events: dict[str, Callable[..., Any]] = {
-            "on_epoch_begin": self._epoch_begins,
-            "on_epoch_end": self._epoch_ends,
+            "on_epoch_begin": self._event(self._epoch_begins, self._steps_follow),
+            "on_epoch_end": self._event(self._epoch_ends, self._epoch_has_ended),
         }
         for kind in (TRAIN, TEST, PREDICT):
             events[f"on_{kind}_begin"] = functools.partial(self._begins, kind)
-            events[f"on_{kind}_end"] = self._ends
-            events[f"on_{kind}_batch_begin"] = self._batch_begins
-            events[f"on_{kind}_batch_end"] = self._batch_ends
+            events[f"on_{kind}_end"] = self._event(self._ends, self._has_ended)
+            events[f"on_{kind}_batch_begin"] = self._event(self._batch_begins)
+            events[f"on_{kind}_batch_end"] = self._event(self._batch_ends, self._batch_has_ended)
         for name, record in events.items():
             self._replace(patches, keras.callbacks.CallbackList, name, record)
 
@@ -223,98 +226,74 @@ class Fits:
             pass
         return DrivenLoop(self._rec, "keras")
 
-    def _ends(
-        self,
-        call: Callable[[], Any],
-        callbacks: object,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Foreign:
-        run = self._run(callbacks)
-        if run is None:
-            return call()
+    # --- events of a list: its loop, and the event's arguments -----------------------------------
+
+    def _event(self, before: _Tell, after: _Tell | None = None) -> Callable[..., Any]:
+        """``before`` the callbacks hear of an event of a loop, and ``after``; neither raises."""
+
+        def record(
+            call: Callable[[], Any],
+            callbacks: Foreign,
+            args: tuple[Any, ...],
+            kwargs: dict[str, Any],
+        ) -> Foreign:
+            run = self._run(callbacks)
+            if run is None:
+                return call()
+            self._tell(before, run, args, kwargs)
+            result = call()
+            if after is not None:
+                self._tell(after, run, args, kwargs)
+            return result
+
+        return record
+
+    def _tell(self, tell: _Tell, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            tell(run, args, kwargs)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("keras.callbacks", error)
+
+    def _ends(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run.driven.expect_nothing()
         if run.kind == TEST:
             self._logs.stage(_argument(args, kwargs, 0))
-        result = call()
-        runs = self._here.runs
-        self._end_down_to(runs.index(run), None)
-        return result
 
-    def _epoch_begins(
-        self,
-        call: Callable[[], Any],
-        callbacks: Foreign,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Foreign:
-        run = self._run(callbacks)
-        if run is None:
-            return call()
-        try:
-            index = args[0] if args else kwargs["epoch"]
-            run.driven.begin_epoch(int(index), steps=_steps(callbacks))
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._rec.guard.swallow("keras.epoch", error)
-        result = call()
+    def _has_ended(self, run: _Run, *_arguments: object) -> None:
+        self._end_down_to(self._here.runs.index(run), None)
+
+    def _epoch_begins(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        index = args[0] if args else kwargs["epoch"]
+        run.driven.begin_epoch(int(index), steps=_steps(run.callbacks))
+
+    def _steps_follow(self, run: _Run, *_arguments: object) -> None:
         run.driven.expect_step()
-        return result
 
-    def _epoch_ends(
-        self,
-        call: Callable[[], Any],
-        callbacks: Foreign,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Foreign:
-        run = self._run(callbacks)
-        if run is None:
-            return call()
+    def _epoch_ends(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         run.driven.end_step()
-        self._logs.epoch(callbacks.model, _argument(args, kwargs, 1))
-        result = call()
+        self._logs.epoch(run.callbacks.model, _argument(args, kwargs, 1))
+
+    def _epoch_has_ended(self, run: _Run, *_arguments: object) -> None:
         run.driven.end_epoch()
-        return result
 
-    def _batch_begins(
-        self,
-        call: Callable[[], Any],
-        callbacks: Foreign,
-        *_arguments: object,
-    ) -> Foreign:
-        run = self._run(callbacks)
-        if run is None:
-            return call()
-        try:
-            if self._fetches_inside and _steps(callbacks) is None:
-                run.begun_ns = self._rec.clock.now()
-            elif run.driven.step is None:
-                run.driven.begin_step()
-            if run.kind == TRAIN:
-                self._logs.begin_batch()
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._rec.guard.swallow("keras.step", error)
-        return call()
+    def _batch_begins(self, run: _Run, *_arguments: object) -> None:
+        if self._fetches_inside and _steps(run.callbacks) is None:
+            run.begun_ns = self._rec.clock.now()
+        elif run.driven.step is None:
+            run.driven.begin_step()
+        if run.kind == TRAIN:
+            self._logs.begin_batch()
 
-    def _batch_ends(
-        self,
-        call: Callable[[], Any],
-        callbacks: Foreign,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Foreign:
-        run = self._run(callbacks)
-        if run is None:
-            return call()
+    def _batch_ends(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         begun_ns, run.begun_ns = run.begun_ns, None
         if begun_ns is not None:
             run.driven.begin_step(start_ns=begun_ns)
         if run.kind == TRAIN:
-            self._logs.batch(callbacks.model, _argument(args, kwargs, 1))
-        result = call()
+            self._logs.batch(run.callbacks.model, _argument(args, kwargs, 1))
+
+    def _batch_has_ended(self, run: _Run, *_arguments: object) -> None:
         run.driven.end_step()
         run.driven.expect_step()
-        return result
 
 
 def _argument(args: tuple[Any, ...], kwargs: dict[str, Any], position: int) -> Foreign:
