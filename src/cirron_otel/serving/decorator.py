@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
@@ -381,7 +382,7 @@ class _StreamFunction(wrapt.FunctionWrapper):  # type: ignore[misc,type-arg,unus
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401 - as pickle has it
         """By name, as any function; where there is no such name, by its parts."""
-        found: Any = __import__("sys").modules.get(self.__module__)
+        found: Any = sys.modules.get(self.__module__)
         for part in self.__qualname__.split("."):
             found = getattr(found, part, None)
         if found is self:

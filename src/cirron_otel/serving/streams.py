@@ -201,9 +201,8 @@ class Following:
         """Nobody can read it any more. From a finalizer, on any thread: never raises."""
         try:
             self.end(ABANDONED)
-        except Exception as error:  # noqa: BLE001 - in a finalizer there is nobody to raise to
+        except Exception:  # noqa: BLE001 - in a finalizer there is nobody to raise to
             self.scope._rec.guard.swallowed["request.dropped"] += 1  # noqa: SLF001
-            del error
 
 
 def _never() -> bool:
@@ -216,6 +215,9 @@ class _Proxy(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] # 
     def __init__(self, stream: Any, following: Following) -> None:  # noqa: ANN401
         super().__init__(stream)
         self._self_following = following
+
+    def __del__(self) -> None:
+        self._self_following.dropped()
 
 
 class StreamProxy(_Proxy):
@@ -262,9 +264,6 @@ class StreamProxy(_Proxy):
 
         return closing
 
-    def __del__(self) -> None:
-        self._self_following.dropped()
-
 
 class AsyncStreamProxy(_Proxy):
     """An async iterator of a library's: the object itself, followed."""
@@ -309,9 +308,6 @@ class AsyncStreamProxy(_Proxy):
                 following.end(CLOSED)
 
         return closing
-
-    def __del__(self) -> None:
-        self._self_following.dropped()
 
 
 class GeneratorProxy(_Proxy):
@@ -406,6 +402,3 @@ class AsyncGeneratorProxy(_Proxy):
         following.detach(attached)
         following.end(CLOSED)
         return answer
-
-    def __del__(self) -> None:
-        self._self_following.dropped()

@@ -66,7 +66,7 @@ class _Delta(msgspec.Struct):
     stop_reason: Any = None
 
 
-class _Body(msgspec.Struct):
+class _Message(msgspec.Struct):
     """What is looked at in JSON; everything else is skipped, texts included."""
 
     object: Any = None
@@ -76,31 +76,18 @@ class _Body(msgspec.Struct):
     usage: Any = None
     status: Any = None
     stop_reason: Any = None
+
+
+class _Body(_Message):
+    """A whole body, whose inner objects are read no further than needed."""
+
     choices: list[_Choice] | None = None
-    message: Any = None
-    response: Any = None
-    delta: Any = None
-
-
-class _Message(msgspec.Struct):
-    type: Any = None
-    id: Any = None
-    model: Any = None
-    usage: Any = None
-    status: Any = None
-    stop_reason: Any = None
-    object: Any = None
-
-
-class _Outer(_Body):
-    """A body whose inner objects are read no further than needed."""
-
     message: _Message | str | None = None
     response: _Message | str | None = None
     delta: _Delta | str | None = None
 
 
-_decode: Callable[[Any], object] = msgspec.json.Decoder(_Outer).decode
+_decode: Callable[[Any], object] = msgspec.json.Decoder(_Body).decode
 
 
 def _of(thing: object) -> str | None:
