@@ -8,7 +8,6 @@ both sides must be the same, bit for bit: a row is not measured where they are n
 
 from __future__ import annotations
 
-import argparse
 import gc
 import logging
 import os
@@ -19,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from harness import Bench, Result, Row, SideError, child, load, not_measured, spool_rows
-from run import machine, table
+from groups import measure_groups
+from harness import Bench, Result, Row, SideError, child, load, spool_rows
 
 SCRIPT = "frameworks.py"
 #: Steps at the beginning of a block that are not timed.
@@ -283,35 +282,8 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
 }
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the hooks of frameworks.")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds")
-    parser.add_argument("--only", metavar="GROUPS", help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--check", action="store_true", help="end with 1 if a must is missed")
-    options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(GROUPS)
-    unknown = [name for name in names if name not in GROUPS]
-    if unknown:
-        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
-    about = machine()
-    bench = Bench(quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
-    rows: list[Row] = []
-    for name in names:
-        try:
-            rows += GROUPS[name](bench)
-        except SideError as error:
-            rows.append(not_measured(name, error))
-    print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, ", end="")
-    print(f"load {about['load_before']} before and {os.getloadavg()[0]:.2f} after\n")
-    print(table(rows))
-    verdicts = [row.verdict for row in rows]
-    bad = "NOT MEASURED" in verdicts or (options.check and "MISSED" in verdicts)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] in SIDES:
         child(SIDES)
     else:
-        sys.exit(main())
+        sys.exit(measure_groups("Measure the hooks of frameworks.", GROUPS))

@@ -12,21 +12,20 @@ drained to disk within its time, as a scope is in benchmarks/hot_path.py; the OT
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from groups import measure_groups
 from harness import (
     Bench,
     Result,
     Row,
-    SideError,
     _resident_bytes,
     child,
     expect_rows,
@@ -35,11 +34,9 @@ from harness import (
     median_of,
     median_ratio,
     microseconds,
-    not_measured,
     quantity,
     spool_rows,
 )
-from run import machine, table
 
 SCRIPT = Path(__file__).name
 WARM_UP = 2_000
@@ -229,39 +226,8 @@ SIDES: dict[str, Callable[..., Result]] = {
 }
 
 
-def chosen(text: str | None) -> Iterator[str]:
-    """The groups that were asked for; all of them by default."""
-    for name in text.split(",") if text else GROUPS:
-        if name not in GROUPS:
-            sys.exit(f"no such group: {name}; there are {', '.join(GROUPS)}")
-        yield name
-
-
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure inference, sides in turn.")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds")
-    parser.add_argument("--only", metavar="GROUPS", help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--check", action="store_true", help="end with 1 if a must is missed")
-    options = parser.parse_args()
-    about = machine()
-    bench = Bench(quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
-    rows: list[Row] = []
-    for name in list(chosen(options.only)):
-        try:
-            rows += GROUPS[name](bench)
-        except SideError as error:
-            rows.append(not_measured(name, error))
-    print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, ", end="")
-    print(f"load {about['load_before']} before and {os.getloadavg()[0]:.2f} after\n")
-    print(table(rows))
-    verdicts = [row.verdict for row in rows]
-    bad = "NOT MEASURED" in verdicts or (options.check and "MISSED" in verdicts)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] in SIDES:
         child(SIDES)
     else:
-        sys.exit(main())
+        sys.exit(measure_groups("Measure inference, sides in turn.", GROUPS))

@@ -10,10 +10,8 @@ The sides of a group are processes that take turns; see benchmarks/harness.py.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
-import os
 import statistics
 import sys
 import time
@@ -21,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from groups import measure_groups
 from harness import (
     Bench,
     Result,
@@ -30,10 +29,8 @@ from harness import (
     load,
     median_of,
     microseconds,
-    not_measured,
 )
 from record_verify import measure_memory, measure_start, measure_verify
-from run import machine, table
 
 SCRIPT = Path(__file__).name
 
@@ -134,35 +131,8 @@ SIDES: dict[str, Callable[..., Result]] = {
 }
 
 
-def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the training record, sides in turn.")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds")
-    parser.add_argument("--only", metavar="GROUPS", help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--check", action="store_true", help="end with 1 if a must is missed")
-    options = parser.parse_args()
-    names = options.only.split(",") if options.only else list(GROUPS)
-    unknown = [name for name in names if name not in GROUPS]
-    if unknown:
-        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
-    about = machine()
-    bench = Bench(quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
-    rows: list[Row] = []
-    for name in names:
-        try:
-            rows += GROUPS[name](bench)
-        except SideError as error:
-            rows.append(not_measured(name, error))
-    print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, ", end="")
-    print(f"load {about['load_before']} before and {os.getloadavg()[0]:.2f} after\n")
-    print(table(rows))
-    verdicts = [row.verdict for row in rows]
-    bad = "NOT MEASURED" in verdicts or (options.check and "MISSED" in verdicts)
-    return 1 if bad else 0
-
-
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] in SIDES:
         child(SIDES)
     else:
-        sys.exit(main())
+        sys.exit(measure_groups("Measure the training record, sides in turn.", GROUPS))

@@ -12,8 +12,6 @@ as the machine the figures are promised for has.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
 import tempfile
@@ -22,8 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from harness import Bench, Result, Row, SideError, child, load, median_of, not_measured
-from run import machine, table
+from groups import measure_groups
+from harness import Bench, Result, Row, SideError, child, load, median_of
 
 SCRIPT = Path(__file__).name
 THREADS = 2
@@ -249,31 +247,9 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
 
 
 def main() -> int:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure snapshots, sides in turn.")
-    parser.add_argument("--quick", action="store_true", help="few and short rounds")
-    parser.add_argument("--only", metavar="GROUPS", help=f"some of {', '.join(GROUPS)}")
-    parser.add_argument("--check", action="store_true", help="end with 1 if a must is missed")
-    options = parser.parse_args()
+    """Measure and print; a GPU only where there is one."""
     here = [name for name in GROUPS if name != "cuda" or load("torch").cuda.is_available()]
-    names = options.only.split(",") if options.only else here
-    unknown = [name for name in names if name not in GROUPS]
-    if unknown:
-        parser.error(f"no such group: {', '.join(unknown)}; there are {', '.join(GROUPS)}")
-    about = machine()
-    bench = Bench(quick=options.quick, say=lambda text: print(text, file=sys.stderr, flush=True))
-    rows: list[Row] = []
-    for name in names:
-        try:
-            rows += GROUPS[name](bench)
-        except SideError as error:
-            rows.append(not_measured(name, error))
-    print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, ", end="")
-    print(f"load {about['load_before']} before and {os.getloadavg()[0]:.2f} after\n")
-    print(table(rows))
-    verdicts = [row.verdict for row in rows]
-    bad = "NOT MEASURED" in verdicts or (options.check and "MISSED" in verdicts)
-    return 1 if bad else 0
+    return measure_groups("Measure snapshots, sides in turn.", GROUPS, here)
 
 
 if __name__ == "__main__":
