@@ -263,7 +263,8 @@ class TrainerLoops:
     def _run_step(self, driver: _Driver, call: Callable[[], Any], loop: Foreign) -> Foreign:
         driven = driver.driven
         # A step that gets the iterator may find it at its end: a fetch of its own opens the step.
-        fetches = type(loop._data_fetcher).__name__ == "_DataLoaderIterDataFetcher"  # noqa: SLF001
+        fetcher = type(getattr(loop, "_data_fetcher", None)).__name__
+        fetches = fetcher == "_DataLoaderIterDataFetcher"
         if driven.step is None and not fetches:
             driven.begin_step()
         try:

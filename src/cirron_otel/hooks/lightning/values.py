@@ -109,10 +109,9 @@ class Values:
             # A metric that has a state is computed at the end of the epoch, and not for us.
             if trainer is None or trainer.sanity_checking or not is_number(value):
                 return
+            mark(self._rec, semconv.LOG_PREFIX + str(name), value)
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("lightning.log", error)
-            return
-        mark(self._rec, semconv.LOG_PREFIX + str(name), value)
 
     def _log_metrics(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -125,9 +124,15 @@ class Values:
             result = original(connector, metrics, *args, **kwargs)
             # None: no batch is under way, the metrics are those of an epoch or an evaluation.
             if self.active and getattr(connector, "_first_loop_iter", False) is None:
-                for name, value in metrics.items():
-                    if is_number(value):
-                        mark(self._rec, str(name), value, "summary")
+                self._summarised(metrics)
             return result
 
         return log_metrics
+
+    def _summarised(self, metrics: Mapping[str, Any]) -> None:
+        try:
+            for name, value in metrics.items():
+                if is_number(value):
+                    mark(self._rec, str(name), value, "summary")
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("lightning.log", error)
