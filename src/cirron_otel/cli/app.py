@@ -47,6 +47,7 @@ def cli() -> None:
 cli.lazy = {
     name: Lazy(f"cirron_otel.cli.{name}", name, short_help)
     for name, short_help in {
+        "check": "Look into a checkpoint: NaN, dead channels, zeroed weights, missing shards.",
         "forward": "Deliver what programs record in these directories, until told to stop.",
         "record": "Verify, sign, compare and show training records.",
         "spool": "Look at the batch files on disk, deliver or delete them.",
