@@ -24,7 +24,7 @@ HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope
 	tests/serving/test_requests.py tests/serving/test_decorator.py tests/serving/test_streams.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-snapshots soak-inference counterparts interop service clean
+.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-monitor bench-snapshots bench-check soak-inference counterparts interop service clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -79,8 +79,15 @@ bench-frameworks: setup ## Measure what the hooks add to a training of each fram
 bench-inference: $(BENCH)/.stamp ## Measure requests against cirron-sdk and the OpenTelemetry SDK
 	$(BENCH)/bin/python benchmarks/inference.py
 
+bench-monitor: $(ORMAS)/.stamp ## Measure the monitor against ormas-monitor
+	$(ORMAS)/bin/python -m pip install --quiet --editable .
+	$(ORMAS)/bin/python benchmarks/monitor.py
+
 bench-snapshots: $(BENCH)/.stamp ## Measure snapshots against cirron-sdk and the memory
 	$(BENCH)/bin/python benchmarks/snapshots.py
+
+bench-check: setup ## Measure the check of a checkpoint
+	$(BIN)/python benchmarks/check.py
 
 soak-inference: $(BENCH)/.stamp ## An hour's worth of requests in a few minutes: memory stays flat
 	$(BENCH)/bin/python benchmarks/inference_soak.py
@@ -109,7 +116,7 @@ $(VENV)/.service: $(VENV)/.stamp
 	touch $@
 
 interop: setup $(ORMAS)/.stamp ## Check training records against ormas-monitor, both ways
-	CIRRON_OTEL_TEST_PEER=$(abspath $(ORMAS)/bin/python) $(BIN)/python -m pytest tests/record/test_interoperability.py
+	CIRRON_OTEL_TEST_PEER=$(abspath $(ORMAS)/bin/python) $(BIN)/python -m pytest tests/record/test_interoperability.py tests/monitor/test_monitor_parity.py
 
 # The existing monitor brings a torch of its own: an environment by itself, and not in `make test`.
 $(ORMAS)/.stamp: Makefile

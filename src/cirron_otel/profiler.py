@@ -458,8 +458,8 @@ def watch(
     all. Models are held weakly, and nothing is put on them.
 
     ``watch(model, optimizer, monitor=True)`` has the model monitored, as ``profile(monitor=True)``
-    has all; ``monitor`` may be a mapping of options, or False for this model alone. With the
-    optimizer given the monitor sees the first forward pass, without it the second.
+    has all; ``monitor`` may be a mapping of options, or False for this model alone. The
+    record begins with the first step of an optimizer that trains the model.
     """
     try:
         watched.add((model, *more), name=_name_of(name), buffers=buffers, monitor=monitor)

@@ -18,7 +18,7 @@ from cirron_otel.monitor.checks.channels import (
     indices,
     nothing_stuck,
 )
-from cirron_otel.monitor.observing import Rows, _nonzero_rows, _sizes, row_max
+from cirron_otel.monitor.observing import Rows, Wanted, _is_ordinary, _row_tensors, row_max
 
 _VECTORS = json.loads(
     (Path(__file__).resolve().parent.parent / "formats/records/vectors.json").read_text()
@@ -35,7 +35,7 @@ def test_the_classes_are_those_of_the_existing_monitor(case: dict[str, Any]) -> 
     """On its own vectors; what it certifies is a candidate here."""
     sizes = _vector(case["row_max"])
     assert sizes is not None
-    rows = Rows(sizes, _vector(case["bias"]), _vector(case["gamma"]), _vector(case["beta"]), None)
+    rows = Rows(sizes, _vector(case["bias"]), _vector(case["gamma"]), _vector(case["beta"]))
     classes = classify(rows, has_relu=True, tolerance=TOLERANCE)
     assert indices(classes.candidate) == case["certified"]
     assert indices(classes.constant) == case["flat"]
@@ -56,15 +56,17 @@ def test_the_fast_look_at_a_weight_finds_the_same_classes(
     """Norms and first numbers never hide a row that is zero or small, whatever the others are."""
     tensor = torch.tensor(weight)
     tensor = tensor.view(-1, 2, 3, 1) if is_conv else tensor
-    exact = Rows(row_max(tensor), None, None, None, None)
-    fast = Rows(_sizes(tensor, TOLERANCE), None, None, None, None)
-    for one, other in zip(
-        classify(exact, has_relu=True, tolerance=TOLERANCE),
-        classify(fast, has_relu=True, tolerance=TOLERANCE),
-        strict=True,
-    ):
-        assert one.tolist() == other.tolist()
-    assert (_nonzero_rows(tensor) == 0).tolist() == (exact.row_max == 0).tolist()
+    exact = row_max(tensor)
+    for tolerance in (TOLERANCE, None):
+        wanted = Wanted("", tensor, None, None, None, None, tolerance)
+        sizes, *_ = _row_tensors(wanted)
+        assert sizes is not None
+        assert (sizes == 0).tolist() == (exact == 0).tolist()
+        if _is_ordinary(wanted):
+            has_relu = tolerance is not None
+            rows = Rows(exact, None, None, None)
+            classes = classify(rows, has_relu=has_relu, tolerance=TOLERANCE)
+            assert not any(mask.any() for mask in classes)
 
 
 @pytest.mark.parametrize("has_relu", [False, True])
@@ -75,7 +77,7 @@ def test_what_is_passed_over_at_once_has_no_class(
 ) -> None:
     """Where the short cut says that nothing is stuck, sorting finds nothing either."""
     sizes, gamma, beta = (torch.tensor(column) for column in zip(*channels, strict=True))
-    rows = Rows(sizes.abs(), None, gamma, beta, None)
+    rows = Rows(sizes.abs(), None, gamma, beta)
     if nothing_stuck(rows, has_relu=has_relu, tolerance=TOLERANCE):
         classes = classify(rows, has_relu=has_relu, tolerance=TOLERANCE)
         assert not any(mask.any() for mask in classes)
@@ -86,9 +88,14 @@ def test_a_channel_is_silent_after_patience_checks_on_end() -> None:
     silence = Silence(2)
     for peak in ([-1.0, 0.0], [0.0, 0.0], None, [-1.0, 2.0]):
         silence.update(None if peak is None else torch.tensor(peak))
-    assert silence.lasting(3).tolist() == [True, False]
+    found = silence.lasting(3)
+    assert found is not None
+    assert found.tolist() == [True, False]
+    assert silence.lasting(4) is None
     silence.update(torch.tensor([0.1, -1.0]))
-    assert silence.lasting(1).tolist() == [False, True]
+    found = silence.lasting(1)
+    assert found is not None
+    assert found.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ from cirron_otel.monitor.telling import Sink, Teller
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from cirron_otel.monitor.structure import Discovery
     from cirron_otel.recorder import Recorder
 
 #: The directory of a record where none is named and nothing is recorded.
@@ -61,6 +62,8 @@ class Monitor:
         on_finding: functions called with each ``Finding``, on the training thread.
         stop_on: severities or kinds of findings that end the training: :meth:`step` then raises
             :class:`~cirron_otel.errors.StopTraining` once the check is written.
+        reduce_norms: under FSDP, put the gradient norms of all ranks together at each check; then
+            every rank has to call :meth:`step` alike. Without it they are those of rank 0's shards.
 
     The constructor raises :class:`~cirron_otel.errors.ConfigurationError` (a ``ValueError``) for
     what cannot be used, :class:`~cirron_otel.errors.RecordExistsError` (a ``FileExistsError``)
@@ -92,6 +95,7 @@ class Monitor:
         append: bool = False,
         on_finding: OnFinding | Iterable[OnFinding] | None = None,
         stop_on: str | Iterable[str] = (),
+        reduce_norms: bool = False,
     ) -> None:
         self._closed = True  # until it is whole
         given = {
@@ -111,7 +115,7 @@ class Monitor:
         facts = manifest.Facts(
             config=self.config, model=self._model, optimizer=inner, layers=watched, total=total,
             patterns=layers, place=place, wrappers=unwrapped.wrappers, scaling=scaling,
-            is_compiled=unwrapped.is_compiled,
+            is_compiled=unwrapped.is_compiled, shares_norms=reduce_norms and place.mode == "fsdp",
         )  # fmt: skip
         self._journal = record_anchors.open_journal(
             _directory(out),
@@ -141,6 +145,7 @@ class Monitor:
         self._loss: object = None
         # Other ranks have the same gradients: one of them looks, and writes.
         self._looks = self.rank == 0
+        self._takes_part = facts.shares_norms
         self._closed = False
         if self._looks:
             self._pipeline.begin_first_window()
@@ -167,6 +172,8 @@ class Monitor:
         self._due = step + self._every
         if self._looks:
             self._check(step, noted if loss is None else loss)
+        elif self._takes_part:
+            self._pipeline.take_part()
 
     def note_loss(self, loss: object) -> None:
         """Give the loss of the step under way, where :meth:`step` cannot be given it."""
@@ -200,6 +207,13 @@ class Monitor:
     def use_scaler(self, scaler: object) -> None:
         """Say which gradient scaler is in use, for hooks that find it out; a given one stays."""
         self._pipeline.use_scaler(scaler)
+
+    def take_over(self, discovery: Discovery) -> None:
+        """Go on with hooks that have seen the first passes before this monitor was made."""
+        if self._looks and self._step == 0:
+            self._pipeline.take_over(discovery)
+        else:
+            discovery.forget()
 
     # --- what it says of itself -----------------------------------------------------------------
 

@@ -37,6 +37,8 @@ class Facts(NamedTuple):
     wrappers: list[str]
     scaling: Scaling
     is_compiled: bool
+    #: Whether the norms of all ranks' shards are put together.
+    shares_norms: bool
 
     @property
     def scans_channels(self) -> bool:
@@ -130,7 +132,7 @@ def _notes(facts: Facts, structure: Structure) -> list[str]:
     if facts.place.mode == "fsdp":
         notes.append(
             "each rank holds a part of each weight: channels are not looked at, and gradient norms "
-            "are those of this rank's part"
+            + ("are put together" if facts.shares_norms else "are those of this rank's part")
         )
     if facts.place.world_size > 1:
         notes.append("rank 0 alone looks and writes")

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import torch
 
 from cirron_otel.monitor.modules import Layer, local
+from cirron_otel.monitor.sharding import together
 
 _LOW = frozenset({torch.float16, torch.bfloat16})
 _DOUBLE = frozenset({torch.float64, torch.complex128})
@@ -29,17 +30,14 @@ _LEAST, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38
 class Rows(NamedTuple):
     """What a producer's channels are, each a vector on the CPU with one entry per channel.
 
-    ``row_max`` is max |weight| of the row. Where only zero rows matter, as no ReLU follows, any
-    other row has 1; so has each row of a weight in which none is small. ``bias`` is the producer's
-    own; ``gamma`` and ``beta`` are its BatchNorm's.
+    ``row_max`` is max |weight| of the row; where only zero rows matter, as no ReLU follows, any
+    other row may have 1. ``bias`` is the producer's own; ``gamma`` and ``beta`` its BatchNorm's.
     """
 
     row_max: torch.Tensor
     bias: torch.Tensor | None
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
-    #: The largest output seen in the window; None where none was seen.
-    peak: torch.Tensor | None
 
 
 class Wanted(NamedTuple):
@@ -67,7 +65,10 @@ class Observation(NamedTuple):
     grad: dict[str, float]
     #: Scale of the gradient scaler; None where there is none or it is off.
     scale: float | None
+    #: By producer; those are left out of which no row and no scale is zero or small.
     rows: dict[str, Rows]
+    #: The largest outputs in the window, by producer, of those that ran.
+    peaks: dict[str, torch.Tensor]
     #: Watched modules that learn and have no gradient at all, in the model's order.
     without_gradient: list[str]
 
@@ -81,8 +82,12 @@ def observe(  # noqa: PLR0913 - what there is to look at
     *,
     scale: torch.Tensor | float | None,
     bears_scale: bool,
+    is_shared: bool = False,
 ) -> Observation:
     """Look once. ``loss`` is a number, a tensor of one number, or None.
+
+    ``is_shared`` puts the norms of all ranks' shards together, by a collective that every rank has
+    to take part in.
 
     Gradients that bear the ``scale`` are divided by it. The calling thread; waits for the device
     where the tensors are on one.
@@ -91,8 +96,12 @@ def observe(  # noqa: PLR0913 - what there is to look at
     read = _Read()
     norms = _module_norms(grad, read)
     loss_at = read.put(loss.detach()) if isinstance(loss, torch.Tensor) else None
-    rows_at = [(one.name, [None if v is None else read.put(v) for v in _row_tensors(one)])
-               for one in wanted]  # fmt: skip
+    rows_at = {
+        one.name: [None if v is None else read.put(v) for v in _row_tensors(one)]
+        for one in wanted
+        if not _is_ordinary(one)
+    }
+    peaks_at = {one.name: read.put(one.peak) for one in wanted if one.peak is not None}
     scale_at = read.put(scale) if isinstance(scale, torch.Tensor) else None
     read.now()
     by_name: dict[str, float] = {}
@@ -100,6 +109,8 @@ def observe(  # noqa: PLR0913 - what there is to look at
         by_name.update(zip(names, read.vector(at).tolist(), strict=True))
     found = {name: by_name[name] for name in grad}
     _look_again(found, grad)
+    if is_shared:
+        found = together(found, layers)
     factor = scale if scale_at is None else float(read.vector(scale_at))
     factor = None if factor is None else float(factor)
     if bears_scale and factor:
@@ -112,8 +123,9 @@ def observe(  # noqa: PLR0913 - what there is to look at
         factor,
         {
             name: Rows(*(None if at is None else read.vector(at) for at in places))  # type: ignore[arg-type]
-            for name, places in rows_at
+            for name, places in rows_at.items()
         },
+        {name: read.vector(at) for name, at in peaks_at.items()},
         absent,
     )
 
@@ -214,18 +226,49 @@ def _as_float32(value: float) -> float:
 # --- weights ----------------------------------------------------------------------------------
 
 
+def _is_ordinary(one: Wanted) -> bool:
+    """Whether no row and no scale can be zero or small, told without looking at each number twice.
+
+    Only on the CPU, where asking costs no wait.
+    """
+    weight, gamma = one.weight.detach(), one.gamma
+    if weight.device.type != "cpu":
+        return False
+    if one.tolerance is None:
+        first = weight
+        while first.dim() > 1:
+            first = first.select(1, 0)
+        if not bool(first.all()):  # a row whose first number is not zero is none of zeros
+            return False
+    elif not _are_alike(weight, one.tolerance):
+        return False
+    if gamma is None:
+        return True
+    smallest, largest = map(float, gamma.detach().aminmax())
+    return smallest > 0 and smallest > (one.tolerance or 0.0) * largest
+
+
+def _are_alike(weight: torch.Tensor, tolerance: float) -> bool:
+    """Whether no row can be zero, or small beside the others.
+
+    That is told by the L2 norms, which take one fast pass: of n numbers whose largest is r the norm
+    lies between r and sqrt(n) r, and so does the median of all rows.
+    """
+    norms = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())))
+    smallest, largest = map(float, norms.aminmax())
+    count = weight.numel() // max(1, weight.shape[0])
+    return smallest > math.sqrt(count) * tolerance * largest
+
+
 def _row_tensors(one: Wanted) -> tuple[torch.Tensor | None, ...]:
     weight = one.weight.detach()
-    if weight.device.type != "cpu":
+    if one.tolerance is not None or weight.device.type != "cpu":
         largest = row_max(weight)
         if one.tolerance is None:
             largest = (largest != 0).to(torch.float32)
-    elif one.tolerance is None:
-        largest = _nonzero_rows(weight)
     else:
-        largest = _sizes(weight, one.tolerance)
-    vectors = (one.bias, one.gamma, one.beta, one.peak)
-    return (largest, *(None if v is None else v.detach() for v in vectors))
+        largest = _nonzero_rows(weight)
+    return (largest, *(None if v is None else v.detach() for v in (one.bias, one.gamma, one.beta)))
 
 
 def row_max(weight: torch.Tensor) -> torch.Tensor:
@@ -236,20 +279,6 @@ def row_max(weight: torch.Tensor) -> torch.Tensor:
         return largest
     # Four times as fast there as the norm.
     return torch.maximum(weight.amax(others), weight.amin(others).neg_())
-
-
-def _sizes(weight: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """:func:`row_max`, or ones where no row can be zero or small beside the others.
-
-    That is told by the L2 norms, which take one fast pass: of n numbers whose largest is r the norm
-    lies between r and sqrt(n) r, and so does the median of all rows.
-    """
-    norms = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())))
-    smallest, largest = norms.aminmax()
-    count = weight.numel() // max(1, weight.shape[0])
-    if bool(smallest > math.sqrt(count) * tolerance * largest):
-        return torch.ones_like(norms)
-    return row_max(weight)
 
 
 def _nonzero_rows(weight: torch.Tensor) -> torch.Tensor:
@@ -298,7 +327,10 @@ class _Read:
         tensor = local(tensor).reshape(-1)
         if tensor.dtype not in _DOUBLE and tensor.dtype is not torch.float32:
             tensor = tensor.to(torch.float32)
-        pack = self._packs.setdefault((tensor.device, tensor.dtype), _Pack())
+        key = (tensor.device, tensor.dtype)
+        pack = self._packs.get(key)
+        if pack is None:
+            pack = self._packs[key] = _Pack()
         at = _At(pack, pack.size, tensor.numel())
         pack.parts.append(tensor)
         pack.size += at.size

@@ -11,7 +11,7 @@ from cirron_otel.errors import ConfigurationError
 from cirron_otel.monitor.config import MonitorConfig
 
 #: Arguments of ``Monitor`` that make sense where the hooks make it.
-_ARGUMENTS = ("out", "name", "layers", "overwrite", "append", "verbose", "repair")
+_ARGUMENTS = ("out", "name", "layers", "overwrite", "append", "verbose", "repair", "reduce_norms")
 
 
 def arguments_of(monitor: Mapping[str, object] | bool) -> dict[str, Any] | None:  # noqa: FBT001 - a setting

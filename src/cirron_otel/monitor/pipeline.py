@@ -21,7 +21,7 @@ from cirron_otel.monitor.checks.channels import (
 )
 from cirron_otel.monitor.checks.gradients import Gradients
 from cirron_otel.monitor.modules import PRODUCERS, Layer, watched_layers
-from cirron_otel.monitor.observing import Rows, Wanted
+from cirron_otel.monitor.observing import Observation, Wanted
 from cirron_otel.monitor.structure import Discovery, Structure
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ class Producer(NamedTuple):
     batchnorm_name: str | None
     batchnorm: nn.Module | None
     has_relu: bool
+    channels: int
 
 
 class Pipeline:
@@ -83,6 +84,15 @@ class Pipeline:
             self._discovery = Discovery(
                 facts.model, dict(facts.model.named_modules()), self._journal.guard
             )
+
+    def take_over(self, discovery: Discovery) -> None:
+        """Use hooks that were put in place earlier, in place of our own."""
+        own, self._discovery = self._discovery, None
+        if own is None:  # nothing is looked at here
+            discovery.forget()
+            return
+        own.forget()
+        self._discovery = discovery
 
     def begin_window(self) -> None:
         """Look at activations from now on: the next step is checked."""
@@ -133,6 +143,7 @@ class Pipeline:
         observation = observing.observe(
             step, loss, self._facts.layers, wanted,
             scale=scaling.scale(), bears_scale=scaling.gradients_bear_it(),
+            is_shared=self._facts.shares_norms,
         )  # fmt: skip
         teller = self.teller
         if is_first:
@@ -149,7 +160,7 @@ class Pipeline:
             teller.event(kind, **event)
         stuck: dict[str, list[int]] = {}
         for producer in self._producers if self._scans else ():
-            channels = self._channels_of(producer, observation.rows[producer.name])
+            channels = self._channels_of(producer, observation)
             stuck[producer.name] = channels.row()
             for kind, event in self._channel_events(step, producer, channels):
                 teller.event(kind, **event)
@@ -163,6 +174,15 @@ class Pipeline:
         teller.row(row)
         for found in further:
             teller.finding(found)
+
+    def take_part(self) -> None:
+        """Give this rank's part of the norms to the rank that checks."""
+        try:
+            observing.observe(
+                0, None, self._facts.layers, [], scale=None, bears_scale=False, is_shared=True
+            )
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._journal.guard.swallow("monitor.check", error)
 
     def _discover(self, root: object) -> Structure:
         discovery, self._discovery = self._discovery, None
@@ -186,8 +206,11 @@ class Pipeline:
             name = structure.pairs.get(layer.name)
             batchnorm = modules.get(name) if name is not None else None
             self._producers.append(
-                Producer(layer.name, layer, name, batchnorm, structure.has_relu(layer.name))
-            )
+                Producer(
+                    layer.name, layer, name, batchnorm, structure.has_relu(layer.name),
+                    int(weight.shape[0]),
+                )
+            )  # fmt: skip
             self._silence.setdefault(layer.name, Silence(int(weight.shape[0])))
         sites = [
             Site(one.name, one.batchnorm if one.batchnorm is not None else one.layer.module)
@@ -219,18 +242,17 @@ class Pipeline:
             if layer.name not in known
         ]  # fmt: skip
 
-    def _channels_of(self, producer: Producer, rows: Rows) -> Channels:
+    def _channels_of(self, producer: Producer, seen: Observation) -> Channels:
         config = self._facts.config
-        silence = self._silence[producer.name]
-        total = rows.row_max.numel()
-        if producer.has_relu:
-            silence.update(rows.peak)
-        quiet = silence.lasting(config.patience) if producer.has_relu else None
-        tolerance = config.decayed_rel_tol
-        if nothing_stuck(rows, has_relu=producer.has_relu, tolerance=tolerance):
-            silent = [] if quiet is None or not bool(quiet.any()) else indices(quiet)
-            return Channels(total, [], [], silent, [])
-        classes: Classes = classify(rows, has_relu=producer.has_relu, tolerance=tolerance)
+        name, total, has_relu = producer.name, producer.channels, producer.has_relu
+        silence = self._silence[name]
+        if has_relu:
+            silence.update(seen.peaks.get(name))
+        quiet = silence.lasting(config.patience)
+        rows, tolerance = seen.rows.get(name), config.decayed_rel_tol
+        if rows is None or nothing_stuck(rows, has_relu=has_relu, tolerance=tolerance):
+            return Channels(total, [], [], [] if quiet is None else indices(quiet), [])
+        classes: Classes = classify(rows, has_relu=has_relu, tolerance=tolerance)
         flat = classes.constant | classes.candidate
         known = flat | classes.decayed
         silent = [] if quiet is None else indices(quiet & ~known)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from cirron_otel.hooks.torch.phases import Phases
     from cirron_otel.monitor.front import Monitor
+    from cirron_otel.monitor.structure import Discovery
     from cirron_otel.recorder import Recorder
 
 
@@ -54,6 +55,8 @@ class Monitoring:
         self._noted: Callable[[torch.Tensor, object], object]
         self._by_optimizer: dict[int, _Trained] = {}
         self._by_model: list[tuple[weakref.ref[Module], Monitor]] = []
+        #: Watched models that no optimizer has stepped yet, and who looks at their first passes.
+        self._ahead: list[tuple[weakref.ref[Module], Discovery]] = []
         self._loss: torch.Tensor | None = None
         self._node: object = None
 
@@ -76,8 +79,11 @@ class Monitoring:
         if self._stepping in self._rec.before_optimizer_step:
             self._rec.before_optimizer_step.remove(self._stepping)
         self._patches.undo()
+        for _, discovery in self._ahead:
+            discovery.forget()
         for monitor in self.monitors:
             monitor.close()
+        self._ahead.clear()
         self._by_optimizer.clear()
         self._by_model.clear()
         self._loss = self._node = None
@@ -111,13 +117,15 @@ class Monitoring:
         return backward
 
     def _note(self, loss: torch.Tensor) -> None:
-        for _, monitor in self._by_model:
-            if monitor.wants_loss and loss.numel() == 1:
-                value = loss.detach()
-                self._loss = value if self._loss is None else self._loss + value
-                if monitor.checks == 0:
-                    self._node = loss.grad_fn
-                return
+        if loss.numel() != 1 or not self._wants_losses():
+            return
+        value = loss.detach()
+        self._loss = value if self._loss is None else self._loss + value
+        if self._ahead or any(monitor.checks == 0 for _, monitor in self._by_model):
+            self._node = loss.grad_fn
+
+    def _wants_losses(self) -> bool:
+        return bool(self._ahead) or any(monitor.wants_loss for _, monitor in self._by_model)
 
     def _scaled_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -142,15 +150,16 @@ class Monitoring:
         if trained is None or trained.optimizer() is not optimizer:
             trained = self._by_optimizer[id(optimizer)] = self._adopt(optimizer)
         monitor = trained.monitor
+        if scaler is None and trained.scaled:
+            return  # from inside the scaler's own step
+        # Also where this one is not followed: the loss was its own.
+        loss, self._loss = self._loss, None
+        node, self._node = self._node, None
+        trained.scaled = scaler is not None
         if monitor is None:
             return
         if scaler is not None:
-            trained.scaled = True
             monitor.use_scaler(scaler)
-        elif trained.scaled:
-            return
-        loss, self._loss = self._loss, None
-        node, self._node = self._node, None
         if trained.unseen:
             trained.unseen = False
             return
@@ -162,18 +171,26 @@ class Monitoring:
     # --- who is watched ---------------------------------------------------------------------------
 
     def _something_is_watched(self) -> None:
-        """Make the monitors whose model and optimizer are both known. Never raises."""
+        """Look at the first passes of what is to be monitored. Never raises."""
         try:
             for model in self._models():
-                if self._arguments(model) is None:
-                    continue
-                self._switch_on()
-                optimizer = next((o for o in watched.optimizers if _trains(o, model)), None)
-                if optimizer is not None and self._monitor_of(model) is None:
-                    monitor = self._make(model, optimizer)
-                    self._by_optimizer[id(optimizer)] = _Trained(optimizer, monitor)
+                if self._arguments(model) is not None:
+                    self._switch_on()
+                    self._look_ahead(model)
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("monitor.watch", error)
+
+    def _look_ahead(self, model: Module) -> None:
+        from cirron_otel.monitor.modules import unwrap_model  # noqa: PLC0415 - where asked for
+        from cirron_otel.monitor.structure import Discovery  # noqa: PLC0415
+
+        known = [reference() for reference, _ in (*self._ahead, *self._by_model)]
+        if any(one is model for one in known):
+            return
+        inner = unwrap_model(model)
+        if not inner.is_compiled:
+            found = Discovery(inner.model, dict(inner.model.named_modules()), self._rec.guard)
+            self._ahead.append((weakref.ref(model), found))
 
     def _adopt(self, optimizer: object) -> _Trained:
         """An optimizer steps for the first time: whose is it, and is that to be monitored?"""
@@ -185,8 +202,15 @@ class Monitoring:
                 return _Trained(optimizer, None)
         if self._arguments(model) is None or self._monitor_of(model) is not None:
             return _Trained(optimizer, None)
+        ahead = next((found for known, found in self._ahead if known() is model), None)
+        self._ahead = [one for one in self._ahead if one[0]() not in (None, model)]
         trained = _Trained(optimizer, self._make(model, optimizer))
-        trained.unseen = True
+        if ahead is None:
+            trained.unseen = True
+        elif trained.monitor is not None:
+            trained.monitor.take_over(ahead)
+        else:
+            ahead.forget()
         return trained
 
     def _models(self) -> list[Module]:

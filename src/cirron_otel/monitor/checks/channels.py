@@ -114,17 +114,23 @@ class Silence:
 
     def __init__(self, channels: int) -> None:
         self._streak = torch.zeros(channels, dtype=torch.int32)
+        self._is_quiet = False
 
     def update(self, peak: torch.Tensor | None) -> None:
         """Take in the largest outputs of a window; None where none was seen."""
         if peak is None or peak.numel() != self._streak.numel():
             return
-        quiet = peak <= 0
-        self._streak = torch.where(quiet, self._streak + 1, 0)
+        if not self._is_quiet and bool(peak.min() > 0):
+            return  # the usual case
+        self._streak = torch.where(peak <= 0, self._streak + 1, 0)
+        self._is_quiet = bool(self._streak.any())
 
-    def lasting(self, patience: int) -> torch.Tensor:
-        """Which have been quiet at ``patience`` checks on end."""
-        return self._streak >= patience
+    def lasting(self, patience: int) -> torch.Tensor | None:
+        """Which have been quiet at ``patience`` checks on end; None for none of them."""
+        if not self._is_quiet:
+            return None
+        found = self._streak >= patience
+        return found if bool(found.any()) else None
 
 
 def indices(mask: torch.Tensor) -> list[int]:
