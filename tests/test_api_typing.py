@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
@@ -12,24 +13,29 @@ import pytest
 SRC = Path(__file__).resolve().parent.parent / "src"
 
 
-def check(tmp_path: Path, source: str) -> str:
-    """What strict mypy says about a program."""
-    program = tmp_path / "user.py"
-    program.write_text(dedent(source), encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent",
-         f"--cache-dir={tmp_path / 'cache'}", str(program)],
-        env={"MYPYPATH": str(SRC), "PATH": ""},
-        capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    return done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def check(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+    """What strict mypy says about a program; the package is looked at once for all of them."""
+    home = tmp_path_factory.mktemp("mypy")
+
+    def run(source: str) -> str:
+        program = home / "user.py"
+        program.write_text(dedent(source), encoding="utf-8")
+        done = subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--follow-imports=silent",
+             f"--cache-dir={home / 'cache'}", str(program)],
+            env={"MYPYPATH": str(SRC), "PATH": ""},
+            capture_output=True, text=True, timeout=200, check=False,
+        )  # fmt: skip
+        return done.stdout + done.stderr
+
+    return run
 
 
 @pytest.mark.slow
-def test_a_program_keeps_its_types(tmp_path: Path) -> None:
+def test_a_program_keeps_its_types(check: Callable[[str], str]) -> None:
     """Decorated functions stay what they are, scopes are no ``Any``, formats choose the answer."""
     said = check(
-        tmp_path,
         """
         from typing import Any
         import cirron_otel as ci
@@ -65,10 +71,9 @@ def test_a_program_keeps_its_types(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_wrong_program_is_told_so(tmp_path: Path) -> None:
+def test_a_wrong_program_is_told_so(check: Callable[[str], str]) -> None:
     """A misspelt keyword, a method that is not there, an answer of the wrong type."""
     said = check(
-        tmp_path,
         """
         import cirron_otel as ci
 
