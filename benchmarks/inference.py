@@ -126,7 +126,9 @@ def measure_call(bench: Bench) -> list[Row]:
         sides = [f"ours-{kind}", f"cirron-sdk-{kind}", "otel"]
         done = bench.rounds(kind, SCRIPT, sides, bench.pick(11, 2), {"n": n}, _inspect)
         for side in sides:
-            expect_rows(done, side, "spans", "request", n + WARM_UP)
+            # cirron-sdk drops a request of an event loop's now and then.
+            lack = n // 1000 if side.startswith("cirron-sdk") else 0
+            expect_rows(done, side, "spans", "request", n + WARM_UP, may_lack=lack)
         ours = microseconds(median_of(done, sides[0]))
         for peer, must, goal in ((sides[1], 0.6, 0.3), (sides[2], 1 / 4, 1 / 8)):
             label = f"{peer} {microseconds(median_of(done, peer))}"
