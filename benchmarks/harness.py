@@ -290,7 +290,7 @@ def _batch_type() -> Any:  # noqa: ANN401 - a class, made where msgspec is loade
     )
 
 
-def expect_rows(
+def expect_rows(  # noqa: PLR0913 - five say which rows, one is an exception
     rounds: Iterable[Round], side: str, kind: str, name: str, count: int, *, may_lack: int = 0
 ) -> None:
     """Raise :class:`SideError` unless the side wrote ``count`` rows in every round.
