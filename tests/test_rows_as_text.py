@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from msgspec import UNSET, structs
+from msgspec import UNSET, json, structs
 
 import cirron_otel as ci
-from cirron_otel import batching, core, recorder
+from cirron_otel import batching, core, ids, recorder
 from cirron_otel.batch import MarkRecord, SpanRecord, encode_rows
 from cirron_otel.batching import Batcher
 from cirron_otel.recorder import Recorder
@@ -73,6 +75,9 @@ def written(batcher: Batcher, name: str, rows: int = 1) -> bytes:
 @example(name='"\\/\b\f\n\r\t\x1f\x7f\u2028\U0001f600', attrs={'"\\': "\x01"}, index=-1, marks=1)
 @example(name="x" * 1024, attrs={"f": 5e-324, "g": 1e16, "h": -0.0}, index=2**63 - 1, marks=3)
 @example(name="", attrs={}, index=None, marks=0)
+@example(name="8", attrs={str(n): n / 8 for n in range(8)}, index=None, marks=0)
+@example(name="9", attrs={str(n): None for n in range(9)}, index=None, marks=0)
+@example(name="long", attrs={"x" * 1024: "y" * 1024, "z": "y" * 1025}, index=None, marks=0)
 def test_a_span_is_written_as_msgspec_writes_it(
     rec: Recorder, name: str, attrs: dict[str, Any], index: int | None, marks: int
 ) -> None:
@@ -219,6 +224,53 @@ def test_rows_come_out_in_order_whichever_way_they_went(rec: Recorder) -> None:
     values = [mark.value for mark in rows.marks if mark.name == "m"]
     assert values == sorted(values, key=float)
     assert len(values) == 343
+
+
+@pytest.mark.parametrize(
+    "times",
+    [(0, 999_999_999), (1_000_000_000, 1_999_999_999), (2_000_000_001, 2**63 - 1),
+     (-(2**63), -1), (1_700_000_000_000_000_009, 1_700_000_000_100_000_000)],
+)  # fmt: skip
+def test_times_of_any_second(rec: Recorder, times: tuple[int, int]) -> None:
+    """Every digit of a time is written, in whichever second the one before it lay."""
+    with ci.scope("parent") as parent:
+        assert parent.add_here("load", *times)
+        taken(rec.batcher, "marks")
+        row = json.decode(written(rec.batcher, "spans"))
+    assert (row["start_ns"], row["end_ns"]) == times
+    assert (row["thread_id"], row["pid"], row["rank"]) == (parent.thread_id, rec.pid, rec.rank)
+
+
+def test_a_row_of_another_thread_says_so(rec: Recorder) -> None:
+    """What is kept of the last row is never another thread's."""
+
+    def record() -> None:
+        with ci.scope("there"):
+            pass
+
+    found = set()
+    for _ in range(2):
+        thread = threading.Thread(target=record)
+        thread.start()
+        found.add(thread.ident)
+        thread.join()
+        record()
+        found.add(threading.get_ident())
+    rows = json.decode(b"[" + b",".join(map(bytes, taken(rec.batcher, "spans"))) + b"]")
+    assert {row["thread_id"] for row in rows} == found
+
+
+def test_ids_are_hex_and_never_zero() -> None:
+    """The compiled maker of ids writes the bytes it is given, and leaves out what is all zero."""
+    hex_ids = pytest.importorskip("cirron_otel._fast").hex_ids
+    drawn = bytes(range(240, 256)) + bytes(8) + b"\0" * 7 + b"\x01"
+    assert hex_ids(drawn, 8) == [drawn[:8].hex(), drawn[8:16].hex(), "0" * 15 + "1"]
+    assert hex_ids(bytes(32), 16) == []
+    with pytest.raises(ValueError, match="so many ids"):
+        hex_ids(drawn, 7)
+    for made, digits in ((ids.span_ids(1000), 16), (ids.mark_ids(1000), 32)):
+        assert len(set(made)) == 1000
+        assert all(re.fullmatch(f"[0-9a-f]{{{digits}}}", one) for one in made)
 
 
 def test_a_thousand_mark_ids_and_one_more(rec: Recorder) -> None:

@@ -2,7 +2,8 @@
  *
  * Both files define the same two classes with the same attributes and methods; scope_base.py takes
  * this one where it was built. It uses the public C API of CPython only, holds no state but the
- * constants handed to configure(), and runs under the GIL, so that each method here is atomic.
+ * constants handed to configure() and what it need not work out twice in a row, and runs under the
+ * GIL, so that each method here is atomic.
  *
  * Every function that can fail leaves the scope as it was, or raises: there is no half-open scope.
  */
@@ -497,15 +498,15 @@ attach(PyObject *context)
 {
 #if PY_VERSION_HEX < 0x030C0000
     /* Up to 3.11 the collector may run inside the setting, and a finalizer that sets a variable, too,
-       would take away the values that are being copied: hold them. */
-    PyObject *held = PyContext_CopyCurrent();
-    if (held == NULL) {
-        return -1;
-    }
+       would take away the values that are being copied. Nobody can see that it is off: the setting
+       calls nobody's code, and what was set before lives on in the token. */
+    int collects = PyGC_Disable();
 #endif
     PyObject *token = PyContextVar_Set(C.variable, context);
 #if PY_VERSION_HEX < 0x030C0000
-    Py_DECREF(held);
+    if (collects) {
+        PyGC_Enable();
+    }
 #endif
     Py_XDECREF(token);
     return token == NULL ? -1 : 0;
@@ -708,11 +709,35 @@ typedef struct {
     unsigned long long thread_id;
 } Row;
 
+/* Where a span was recorded: mostly where the last one was. */
+static char *
+put_place(char *to, unsigned long long thread_id, long long pid, long long rank)
+{
+    static char text[96];
+    static size_t length;
+    static unsigned long long of_thread;
+    static long long of_pid, of_rank;
+    if (!length || thread_id != of_thread || pid != of_pid || rank != of_rank) {
+        char *end = PUT(text, ",\"thread_id\":");
+        end = put_natural(end, thread_id);
+        end = PUT(end, ",\"pid\":");
+        end = put_number(end, pid);
+        end = PUT(end, ",\"rank\":");
+        end = put_number(end, rank);
+        length = (size_t)(end - text);
+        of_thread = thread_id;
+        of_pid = pid;
+        of_rank = rank;
+    }
+    memcpy(to, text, sizeof(text)); /* there is room, and a known size is no call */
+    return to + length;
+}
+
 /* Writes the row of a span as text. 1: written, 0: not this way, nothing has happened, -1: error */
 static int
 write_span(Recorder *rec, const Row *row)
 {
-    PyObject *attrs = NULL;
+    Attrs attrs;
     Text id, name, parent, mark;
     Number index, iteration, pid, rank;
     int result = 0;
@@ -720,15 +745,14 @@ write_span(Recorder *rec, const Row *row)
     if (rec->span_rows == NULL || !Py_IS_TYPE(rec->span_rows, &RowBufferType)) {
         return 0;
     }
-    RowBuffer *rows = (RowBuffer *)more(rec->span_rows);
-    if (row->attrs != C.no_attrs && (row->attrs == NULL || !PyDict_CheckExact(row->attrs)
-        || (PyDict_GET_SIZE(row->attrs) && (attrs = json_of(row->attrs)) == NULL))) {
-        result = PyErr_Occurred() ? -1 : 0;
-        goto done;
-    }
     PyObject *otel = otel_json(row->trace, row->otel);
     if (otel == NULL) {
-        result = PyErr_Occurred() ? -1 : 0;
+        return PyErr_Occurred() ? -1 : 0;
+    }
+    RowBuffer *rows = (RowBuffer *)more(rec->span_rows);
+    int known = attrs_of(row->attrs, &attrs);
+    if (known <= 0) {
+        result = known;
         goto done;
     }
     Py_ssize_t count = row->marks != NULL && PyList_CheckExact(row->marks)
@@ -739,9 +763,9 @@ write_span(Recorder *rec, const Row *row)
         || count > C.max_mark_ids) {
         goto done;
     }
-    /* 512: what is always there, with nine numbers of 20 digits */
-    char *to = buffer_reserve(rows, 512 + text_room(&id) + text_room(&name) + text_room(&parent)
-        + (attrs == NULL ? 0 : PyBytes_GET_SIZE(attrs)) + PyBytes_GET_SIZE(otel) + 35 * count);
+    /* 640: what is always there, with nine numbers of 20 digits, and what is copied beyond */
+    char *to = buffer_reserve(rows, 640 + text_room(&id) + text_room(&name) + text_room(&parent)
+        + attrs.room + PyBytes_GET_SIZE(otel) + 35 * count);
     if (to == NULL) {
         result = -1;
         goto done;
@@ -755,17 +779,13 @@ write_span(Recorder *rec, const Row *row)
     to = PUT(to, "\",\"index\":");
     to = index.is_there ? put_number(to, index.value) : PUT(to, "null");
     to = PUT(to, ",\"start_ns\":");
-    to = put_number(to, row->start_ns);
+    to = put_time(to, row->start_ns);
     to = PUT(to, ",\"end_ns\":");
-    to = put_number(to, row->end_ns);
-    to = PUT(to, ",\"cpu_ns\":null,\"gpu_ns\":null,\"memory_peak_bytes\":null,\"thread_id\":");
-    to = put_natural(to, row->thread_id);
-    to = PUT(to, ",\"pid\":");
-    to = put_number(to, pid.value);
-    to = PUT(to, ",\"rank\":");
-    to = put_number(to, rank.value);
+    to = put_time(to, row->end_ns);
+    to = PUT(to, ",\"cpu_ns\":null,\"gpu_ns\":null,\"memory_peak_bytes\":null");
+    to = put_place(to, row->thread_id, pid.value, rank.value);
     to = PUT(to, ",\"attrs\":");
-    to = attrs == NULL ? PUT(to, "{}") : put_json(to, attrs);
+    to = put_attrs(to, &attrs);
     to = PUT(to, ",\"mark_ids\":[");
     for (Py_ssize_t i = 0; i < count; i++) {
         if (!text_of(PyList_GET_ITEM(row->marks, i), &mark) || !mark.plain || mark.size != 32) {
@@ -790,7 +810,7 @@ write_span(Recorder *rec, const Row *row)
     buffer_commit(rows, to);
     result = 1;
 done:
-    Py_XDECREF(attrs);
+    Py_XDECREF(attrs.json);
     Py_DECREF(rows);
     return result;
 }
@@ -865,28 +885,75 @@ hand(PyObject *append, PyObject *row)
     return done;
 }
 
-/* A number as 16 hex digits, written to `to`. */
+/* A number as 16 hex digits, written to `to`: half bytes spread over bytes, eight at a time. */
 static void
 put_hex(char *to, unsigned long long number)
 {
-    static const char digits[] = "0123456789abcdef";
-    for (int at = 15; at >= 0; at--, number >>= 4) {
-        to[at] = digits[number & 15];
+    for (int at = 0; at < 16; at += 8, number <<= 32) {
+        unsigned long long x = number >> 32, more_than_nine;
+        x = ((x & 0xffff0000ull) << 16) | (x & 0xffffull);
+        x = ((x & 0x0000ff000000ff00ull) << 8) | (x & 0x000000ff000000ffull);
+        x = ((x & 0x00f000f000f000f0ull) << 4) | (x & 0x000f000f000f000full);
+        more_than_nine = ((x + 0x0606060606060606ull) >> 4) & 0x0101010101010101ull;
+        x += 0x3030303030303030ull + more_than_nine * ('a' - '0' - 10);
+        for (int i = 0; i < 8; i++) {
+            to[at + i] = (char)(x >> (56 - 8 * i));
+        }
     }
+}
+
+/* hex_ids(random, size): the bytes as texts of 2 * size lowercase hex digits each, none all zero. */
+static PyObject *
+hex_ids(PyObject *Py_UNUSED(module), PyObject *args)
+{
+    const unsigned char *random;
+    Py_ssize_t length, size;
+    if (!PyArg_ParseTuple(args, "y#n", &random, &length, &size)) {
+        return NULL;
+    }
+    if (size < 8 || size % 8 || length % size) {
+        PyErr_SetString(PyExc_ValueError, "the bytes must be so many ids of 8 or 16");
+        return NULL;
+    }
+    PyObject *list = PyList_New(0);
+    for (Py_ssize_t at = 0; list != NULL && at < length; at += size) {
+        PyObject *id = PyUnicode_New(2 * size, 127);
+        if (id == NULL) {
+            Py_CLEAR(list);
+            break;
+        }
+        unsigned long long any = 0;
+        for (Py_ssize_t i = 0; i < size; i += 8) {
+            unsigned long long number = 0;
+            for (int byte = 0; byte < 8; byte++) {
+                number = number << 8 | random[at + i + byte];
+            }
+            put_hex((char *)PyUnicode_1BYTE_DATA(id) + 2 * i, number);
+            any |= number;
+        }
+        if (any && PyList_Append(list, id) < 0) {
+            Py_CLEAR(list);
+        }
+        Py_DECREF(id);
+    }
+    return list;
 }
 
 /* A mark's id, where the event that shows it tells it: half the scope's id, and the time. */
 static PyObject *
 id_from_time(PyObject *owner, long long ts_ns)
 {
-    char text[32];
     if (!PyUnicode_IS_ASCII(owner) || PyUnicode_GET_LENGTH(owner) < 16) {
         PyErr_SetString(PyExc_ValueError, "a scope's id has 32 hex digits");
         return NULL;
     }
-    memcpy(text, PyUnicode_1BYTE_DATA(owner), 16);
-    put_hex(text + 16, (unsigned long long)ts_ns);
-    return PyUnicode_FromStringAndSize(text, 32);
+    PyObject *id = PyUnicode_New(32, 127);
+    if (id != NULL) {
+        char *to = (char *)PyUnicode_1BYTE_DATA(id);
+        memcpy(to, PyUnicode_1BYTE_DATA(owner), 16);
+        put_hex(to + 16, (unsigned long long)ts_ns);
+    }
+    return id;
 }
 
 static int
@@ -925,7 +992,8 @@ static int
 write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObject *kind,
                 PyObject *value, PyObject *attrs, long long ts_ns)
 {
-    PyObject *json = NULL, *attrs_json = NULL;
+    PyObject *json = NULL;
+    Attrs said;
     Text mark, owner, what;
     Number whole = {0}, iteration;
     int result = 0;
@@ -934,6 +1002,7 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
         return 0;
     }
     RowBuffer *rows = (RowBuffer *)more(rec->mark_rows);
+    said.json = NULL;
     char brief[MAX_BRIEF];
     Py_ssize_t briefly = PyFloat_CheckExact(value)
         ? put_brief(brief, PyFloat_AS_DOUBLE(value)) - brief : 0;
@@ -941,17 +1010,17 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
         result = PyErr_Occurred() ? -1 : 0;
         goto done;
     }
-    if (attrs != C.no_attrs && (attrs_json = json_of(attrs)) == NULL) {
-        result = PyErr_Occurred() ? -1 : 0;
+    int known = attrs_of(attrs, &said);
+    if (known <= 0) {
+        result = known;
         goto done;
     }
     if (!made_text(id, &mark) || !text_of(scope->id, &owner) || !text_of(name, &what)
         || !number_of(scope->iteration, C.unset, &iteration)) {
         goto done;
     }
-    char *to = buffer_reserve(rows, 320 + text_room(&mark) + text_room(&owner) + text_room(&what)
-        + (json == NULL ? 0 : PyBytes_GET_SIZE(json))
-        + (attrs_json == NULL ? 0 : PyBytes_GET_SIZE(attrs_json)));
+    char *to = buffer_reserve(rows, 352 + text_room(&mark) + text_room(&owner) + text_room(&what)
+        + (json == NULL ? 0 : PyBytes_GET_SIZE(json)) + said.room);
     if (to == NULL) {
         result = -1;
         goto done;
@@ -971,9 +1040,9 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
         to = json == NULL ? put_number(to, whole.value) : put_json(to, json);
     }
     to = PUT(to, ",\"attrs\":");
-    to = attrs_json == NULL ? PUT(to, "{}") : put_json(to, attrs_json);
+    to = put_attrs(to, &said);
     to = PUT(to, ",\"ts_ns\":");
-    to = put_number(to, ts_ns);
+    to = put_time(to, ts_ns);
     to = PUT(to, ",\"kind\":\"point\"");
     if (iteration.is_there) {
         to = PUT(to, ",\"iteration\":");
@@ -984,7 +1053,7 @@ write_mark_text(Recorder *rec, Scope *scope, PyObject *id, PyObject *name, PyObj
     result = 1;
 done:
     Py_XDECREF(json);
-    Py_XDECREF(attrs_json);
+    Py_XDECREF(said.json);
     Py_DECREF(rows);
     return result;
 }
@@ -1439,6 +1508,8 @@ static PyMethodDef module_methods[] = {
      "scan_batches(directory, wanted, oldest_tmp): bytes and number of the batch files, bytes of "
      "the .tmp files, how many of these were older and are gone, the first by name with sizes."},
 #endif
+    {"hex_ids", hex_ids, METH_VARARGS,
+     "hex_ids(random, size): the bytes as texts of size bytes in hex each, none all zero."},
     {"configure_rows", configure_rows, METH_O,
      "configure_rows(encode): what makes JSON of attributes and numbers with a point."},
     {"record_number", (PyCFunction)(void (*)(void))record_number, METH_FASTCALL,

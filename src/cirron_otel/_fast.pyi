@@ -10,6 +10,8 @@ from cirron_otel.hook_core import HookCore as HookCore
 from cirron_otel.hook_core import PassCore as PassCore
 from cirron_otel.hook_core import RecordedCall as RecordedCall
 from cirron_otel.hook_core import RecordedFetch as RecordedFetch
+from cirron_otel.hook_core import if_not_stepping as if_not_stepping
+from cirron_otel.hook_core import in_compiled_code as in_compiled_code
 from cirron_otel.hook_core import inside_forward as inside_forward
 from cirron_otel.hook_core import is_stepping as is_stepping
 from cirron_otel.hook_core import module_gone as module_gone
@@ -34,6 +36,7 @@ class RowBuffer:
     def took(self, block: object, /) -> None: ...
     def clear(self) -> None: ...
 
+def hex_ids(random: bytes, size: int, /) -> list[str]: ...
 def write_whole(spare: str, target: str, chunks: Sequence[bytes | memoryview], /) -> int: ...
 def scan_batches(
     directory: str, wanted: int, oldest_tmp: float, /

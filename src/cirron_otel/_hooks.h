@@ -8,7 +8,7 @@
 static PyObject *s_training, *s_name,
     *s_optimizer, *s_run, *s_note, *s_here, *s_fetching, *s_owner, *s_dict, *s_fetched,
     *s_counters, *s_iteration, *s_headroom, *s_step, *s_data_load, *s_add_closed, *s_open_slowly,
-    *s_evaluation, *s_mode, *s_train, *s_eval;
+    *s_evaluation, *s_mode, *s_train, *s_eval, *s_qualname;
 
 /* What this thread is in the middle of. The pointers are compared, never followed. */
 static _Thread_local struct {
@@ -164,7 +164,7 @@ typedef struct {
     vectorcallfunc vectorcall;
     int what;
     Hook *hook;
-    PyObject *name, *original;
+    PyObject *name, *original, *method, *dict;
 } Call;
 
 static PyMemberDef call_members[] = {
@@ -178,6 +178,8 @@ call_traverse(Call *self, visitproc visit, void *arg)
     Py_VISIT(self->hook);
     Py_VISIT(self->name);
     Py_VISIT(self->original);
+    Py_VISIT(self->method);
+    Py_VISIT(self->dict);
     return 0;
 }
 
@@ -187,6 +189,8 @@ call_clear(Call *self)
     Py_CLEAR(self->hook);
     Py_CLEAR(self->name);
     Py_CLEAR(self->original);
+    Py_CLEAR(self->method);
+    Py_CLEAR(self->dict);
     return 0;
 }
 
@@ -222,16 +226,25 @@ new_scope(PyObject *kind, PyObject *rec, PyObject *name, PyObject *index, PyObje
     return (PyObject *)scope;
 }
 
+/* What is recorded, without a scope. */
+static PyObject *
+run_bare(Call *self, PyObject *const *args, size_t given, PyObject *names)
+{
+    return self->method != NULL && PyVectorcall_NARGS(given)
+        ? PyObject_VectorcallMethod(self->method, args, given, names)
+        : PyObject_Vectorcall(self->original, args, given, names);
+}
+
 /* The call in the scope; its exceptions are recorded and fly on. */
 static PyObject *
-run_in(Scope *scope, PyObject *call, PyObject *const *args, size_t count, PyObject *names)
+run_in(Scope *scope, Call *self, PyObject *const *args, size_t given, PyObject *names)
 {
     PyObject *entered = scope_enter(scope, NULL);
     if (entered == NULL) {
         return NULL;
     }
     Py_DECREF(entered);
-    return leave_after(scope, PyObject_Vectorcall(call, args, count, names));
+    return leave_after(scope, run_bare(self, args, given, names));
 }
 
 /* Tell the hook which module this thread called, and whether in order to learn, where it is news. */
@@ -356,7 +369,7 @@ call_vectorcall(Call *self, PyObject *const *args, size_t given, PyObject *names
     }
     if (silent || attrs == NULL) {
         Py_XDECREF(attrs);
-        return PyObject_Vectorcall(self->original, args, given, names);
+        return run_bare(self, args, given, names);
     }
     Py_INCREF(self); /* the hook may be taken away by what is called */
     if (self->what == FORWARD) {
@@ -369,7 +382,7 @@ call_vectorcall(Call *self, PyObject *const *args, size_t given, PyObject *names
     PyObject *result;
     if (scope != NULL) {
         put(&scope->clean, more(attrs));
-        result = run_in(scope, self->original, args, given, names);
+        result = run_in(scope, self, args, given, names);
     } else {
         result = run_slowly(self, attrs, args, count, names);
     }
@@ -429,18 +442,38 @@ done:
     return result;
 }
 
+/* As a function that stands in a class or a module: by its name. */
+static PyObject *
+call_reduce(PyObject *self, PyObject *Py_UNUSED(nothing))
+{
+    return PyObject_GetAttr(self, s_qualname);
+}
+
 static PyMethodDef call_methods[] = {
     {"packed", (PyCFunction)(void (*)(void))call_packed, METH_FASTCALL,
      "packed([first, ]args, kwargs): the call, from a function that was given these."},
+    {"__reduce__", call_reduce, METH_NOARGS, "Its name: it is pickled as the function it is."},
+    {NULL}
+};
+
+/* As a function in a class: a method of its instances. */
+static PyObject *
+method_of(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
+{
+    return instance == NULL || instance == Py_None ? more(self) : PyMethod_New(self, instance);
+}
+
+static PyGetSetDef dict_getset[] = {
+    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
     {NULL}
 };
 
 static PyObject *
 call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
-    PyObject *hook, *name, *original;
+    PyObject *hook, *name, *original, *method = NULL;
     int what;
-    if (!PyArg_ParseTuple(args, "O!iUO", &HookType, &hook, &what, &name, &original)) {
+    if (!PyArg_ParseTuple(args, "O!iUO|U", &HookType, &hook, &what, &name, &original, &method)) {
         return NULL;
     }
     if (what < FORWARD || what > OPTIMIZER_STEP) {
@@ -454,6 +487,8 @@ call_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
         self->hook = (Hook *)more(hook);
         self->name = more(name);
         self->original = more(original);
+        Py_XINCREF(method);
+        self->method = method;
     }
     return (PyObject *)self;
 }
@@ -462,13 +497,17 @@ static PyTypeObject CallType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "cirron_otel._fast.RecordedCall",
     .tp_basicsize = sizeof(Call),
-    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL,
-    .tp_doc = "RecordedCall(hook, what, name, original): calls original in a scope.",
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC | Py_TPFLAGS_HAVE_VECTORCALL
+        | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_doc = "RecordedCall(hook, what, name, original[, method]): calls original in a scope.",
     .tp_traverse = (traverseproc)call_traverse,
     .tp_clear = (inquiry)call_clear,
     .tp_dealloc = (destructor)call_dealloc,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Call, vectorcall),
+    .tp_descr_get = method_of,
+    .tp_dictoffset = offsetof(Call, dict),
+    .tp_getset = dict_getset,
     .tp_members = call_members,
     .tp_methods = call_methods,
     .tp_new = call_new,
@@ -484,6 +523,25 @@ static PyObject *
 is_stepping(PyObject *Py_UNUSED(module), PyObject *optimizer)
 {
     return PyBool_FromLong(here.stepping == (void *)optimizer);
+}
+
+static PyObject *
+if_not_stepping(PyObject *Py_UNUSED(module), PyObject *const *args, Py_ssize_t count)
+{
+    if (count < 2) {
+        PyErr_SetString(PyExc_TypeError, "if_not_stepping takes what to call and an optimizer");
+        return NULL;
+    }
+    if (here.stepping == (void *)args[1]) {
+        Py_RETURN_NONE;
+    }
+    return PyObject_Vectorcall(args[0], args + 1, (size_t)count - 1, NULL);
+}
+
+static PyObject *
+in_compiled_code(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(nothing))
+{
+    Py_RETURN_FALSE;
 }
 
 static PyObject *
@@ -928,18 +986,6 @@ fetch_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs))
     return (PyObject *)self;
 }
 
-/* As a function in a class: a method of its instances. */
-static PyObject *
-fetch_get(PyObject *self, PyObject *instance, PyObject *Py_UNUSED(owner))
-{
-    return instance == NULL || instance == Py_None ? more(self) : PyMethod_New(self, instance);
-}
-
-static PyGetSetDef fetch_getset[] = {
-    {"__dict__", PyObject_GenericGetDict, PyObject_GenericSetDict, NULL, NULL},
-    {NULL}
-};
-
 static PyTypeObject FetchType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "cirron_otel._fast.RecordedFetch",
@@ -952,9 +998,9 @@ static PyTypeObject FetchType = {
     .tp_dealloc = (destructor)fetch_dealloc,
     .tp_call = PyVectorcall_Call,
     .tp_vectorcall_offset = offsetof(Fetch, vectorcall),
-    .tp_descr_get = fetch_get,
+    .tp_descr_get = method_of,
     .tp_dictoffset = offsetof(Fetch, dict),
-    .tp_getset = fetch_getset,
+    .tp_getset = dict_getset,
     .tp_new = fetch_new,
 };
 
@@ -970,6 +1016,7 @@ add_hooks(PyObject *made)
         {&s_headroom, "headroom"}, {&s_step, "step"}, {&s_data_load, "data_load"},
         {&s_add_closed, "add_closed"}, {&s_open_slowly, "open_slowly"},
         {&s_evaluation, "evaluation"}, {&s_mode, "mode"}, {&s_train, "train"}, {&s_eval, "eval"},
+        {&s_qualname, "__qualname__"},
     };
     static const struct { const char *name; PyTypeObject *type; } types[] = {
         {"HookCore", &HookType}, {"RecordedCall", &CallType}, {"PassCore", &PassType},
@@ -994,4 +1041,8 @@ add_hooks(PyObject *made)
      "Whether this thread is inside a recorded forward."},                                         \
     {"is_stepping", is_stepping, METH_O,                                                           \
      "Whether the innermost recorded optimizer step of this thread is this optimizer's."},         \
+    {"if_not_stepping", (PyCFunction)(void (*)(void))if_not_stepping, METH_FASTCALL,               \
+     "if_not_stepping(call, optimizer, *args): call(optimizer, *args) unless is_stepping()."},     \
+    {"in_compiled_code", in_compiled_code, METH_NOARGS,                                            \
+     "False; code that is compiled has a stand-in for it that is true."},                          \
     {"module_gone", module_gone, METH_O, "A module that was told of is no more."}

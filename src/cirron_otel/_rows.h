@@ -287,11 +287,13 @@ is_plain(const char *at, Py_ssize_t size)
             return 0;
         }
     }
-    for (; i < size; i++) {
-        unsigned char c = (unsigned char)at[i];
-        if (c < 0x20 || c == '"' || c == '\\') {
-            return 0;
-        }
+    if (i < size) {
+        unsigned long long x = ones * ' ', quote, slash;
+        memcpy(&x, at + i, (size_t)(size - i));
+        quote = x ^ (ones * '"');
+        slash = x ^ (ones * '\\');
+        return !((((x - ones * 0x20) & ~x) | ((quote - ones) & ~quote) | ((slash - ones) & ~slash))
+                 & tops);
     }
     return 1;
 }
@@ -366,13 +368,14 @@ put_text(char *to, const Text *text)
     return to + text->size;
 }
 
+static const char pairs[] =
+    "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
+    "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
+    "8081828384858687888990919293949596979899";
+
 static char *
 put_natural(char *to, unsigned long long number)
 {
-    static const char pairs[] =
-        "00010203040506070809101112131415161718192021222324252627282930313233343536373839"
-        "40414243444546474849505152535455565758596061626364656667686970717273747576777879"
-        "8081828384858687888990919293949596979899";
     char digits[20], *at = digits + 20;
     while (number >= 100) {
         at -= 2;
@@ -397,6 +400,31 @@ put_number(char *to, long long number)
         return put_natural(to, 0ull - (unsigned long long)number);
     }
     return put_natural(to, (unsigned long long)number);
+}
+
+/* A time in ns. The digits of its second are mostly those that were written last. */
+static char *
+put_time(char *to, long long ns)
+{
+    static unsigned long long second;
+    static char digits[20];
+    static size_t length;
+    if (ns < 1000000000) {
+        return put_number(to, ns);
+    }
+    unsigned long long whole = (unsigned long long)ns / 1000000000;
+    unsigned rest = (unsigned)((unsigned long long)ns % 1000000000);
+    if (whole != second) {
+        length = (size_t)(put_natural(digits, whole) - digits);
+        second = whole;
+    }
+    memcpy(to, digits, sizeof(digits)); /* there is room, and a known size is no call */
+    to += length;
+    for (int at = 7; at > 0; at -= 2, rest /= 100) {
+        memcpy(to + at, pairs + 2 * (rest % 100), 2);
+    }
+    *to = (char)('0' + rest);
+    return to + 9;
 }
 
 enum { MAX_BRIEF = 24 };
@@ -490,4 +518,100 @@ put_json(char *to, PyObject *json)
 {
     memcpy(to, PyBytes_AS_STRING(json), (size_t)PyBytes_GET_SIZE(json));
     return to + PyBytes_GET_SIZE(json);
+}
+
+/* --- attributes ------------------------------------------------------------------------------- */
+
+enum { MAX_PLAIN = 8 };
+
+/* A dict as JSON: its items where they are few and plain, else what the encoder makes of it. The
+   pieces lie in objects that the dict holds: nobody's code may run until they are written. */
+typedef struct {
+    PyObject *json;
+    Py_ssize_t count, room;
+    struct {
+        PyObject *value;
+        Text key, text;
+    } items[MAX_PLAIN];
+} Attrs;
+
+/* Room for a value that can be written here; 0: it cannot. */
+static Py_ssize_t
+value_room(PyObject *value, Text *text)
+{
+    char brief[MAX_BRIEF];
+    int overflow;
+    if (PyUnicode_CheckExact(value)) {
+        return text_of(value, text) ? text_room(text) + 2 : 0;
+    }
+    if (value == Py_None || PyBool_Check(value)) {
+        return 5;
+    }
+    if (PyLong_CheckExact(value)) {
+        (void)PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow ? 0 : 20;
+    }
+    return PyFloat_CheckExact(value) && put_brief(brief, PyFloat_AS_DOUBLE(value)) != brief
+        ? MAX_BRIEF : 0;
+}
+
+/* 1: they can be written, 0 or -1 (an error): they cannot. Whoever calls this releases `json`. */
+static int
+attrs_of(PyObject *dict, Attrs *attrs)
+{
+    PyObject *key, *value;
+    Py_ssize_t at = 0, room;
+    attrs->json = NULL;
+    attrs->count = 0;
+    attrs->room = 2;
+    if (dict == NULL || !PyDict_CheckExact(dict)) {
+        return 0;
+    }
+    int plain = PyDict_GET_SIZE(dict) <= MAX_PLAIN;
+    while (plain && PyDict_Next(dict, &at, &key, &value)) {
+        Text *name = &attrs->items[attrs->count].key;
+        plain = PyUnicode_CheckExact(key) && text_of(key, name)
+            && (room = value_room(value, &attrs->items[attrs->count].text)) != 0;
+        if (plain) {
+            attrs->items[attrs->count++].value = value;
+            attrs->room += text_room(name) + 4 + room;
+        }
+    }
+    if (!plain) {
+        if ((attrs->json = json_of(dict)) == NULL) {
+            return PyErr_Occurred() ? -1 : 0;
+        }
+        attrs->room = PyBytes_GET_SIZE(attrs->json);
+    }
+    return 1;
+}
+
+static char *
+put_attrs(char *to, const Attrs *attrs)
+{
+    if (attrs->json != NULL) {
+        return put_json(to, attrs->json);
+    }
+    *to++ = '{';
+    for (Py_ssize_t i = 0; i < attrs->count; i++) {
+        PyObject *value = attrs->items[i].value;
+        to = i ? PUT(to, ",\"") : PUT(to, "\"");
+        to = put_text(to, &attrs->items[i].key);
+        to = PUT(to, "\":");
+        if (PyUnicode_CheckExact(value)) {
+            *to++ = '"';
+            to = put_text(to, &attrs->items[i].text);
+            *to++ = '"';
+        } else if (value == Py_None) {
+            to = PUT(to, "null");
+        } else if (PyBool_Check(value)) {
+            to = value == Py_True ? PUT(to, "true") : PUT(to, "false");
+        } else if (PyLong_CheckExact(value)) {
+            to = put_number(to, PyLong_AsLongLong(value));
+        } else {
+            to = put_brief(to, PyFloat_AS_DOUBLE(value));
+        }
+    }
+    *to++ = '}';
+    return to;
 }

@@ -21,8 +21,8 @@ from cirron_otel.scope_core import ESTIMATED, MAX_DEPTH, NO_ATTRS
 
 __all__ = [
     "COMPILED", "HookCore", "JoinedCore", "PassCore", "RecordedCall", "RecordedFetch",
-    "RecorderCore", "RowBuffer", "ScopeCore", "TraceCore", "inside_forward", "is_stepping",
-    "make_mark", "module_gone", "nothing", "record_number",
+    "RecorderCore", "RowBuffer", "ScopeCore", "TraceCore", "if_not_stepping", "in_compiled_code",
+    "inside_forward", "is_stepping", "make_mark", "module_gone", "nothing", "record_number",
 ]  # fmt: skip
 
 
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
         PassCore,
         RecordedCall,
         RecordedFetch,
+        if_not_stepping,
+        in_compiled_code,
         inside_forward,
         is_stepping,
         module_gone,
@@ -82,4 +84,5 @@ else:
     HookCore, PassCore = _hooks.HookCore, _hooks.PassCore
     RecordedCall, RecordedFetch = _hooks.RecordedCall, _hooks.RecordedFetch
     inside_forward, is_stepping = _hooks.inside_forward, _hooks.is_stepping
+    if_not_stepping, in_compiled_code = _hooks.if_not_stepping, _hooks.in_compiled_code
     module_gone = _hooks.module_gone

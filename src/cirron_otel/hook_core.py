@@ -69,14 +69,33 @@ class RecordedCall:
     """``original``, each outermost call of it in a scope.
 
     Called where it was ``forward`` of a module, ``backward``, or the ``step`` of an optimizer:
-    module and optimizer are the first argument.
+    module and optimizer are the first argument. It may stand in a class or module as it is, once
+    ``functools.update_wrapper`` has given it the name and text of what it replaces.
+
+    With ``method`` it is that method of the first argument that is called, found as ever, and
+    ``original`` only where the scope has to be made the general way: both come to the same.
     """
 
-    def __init__(self, hook: Any, what: int, name: str, original: Callable[..., Any]) -> None:  # noqa: ANN401 - HookCore and its subclass's methods
+    def __init__(
+        self,
+        hook: Any,  # noqa: ANN401 - HookCore and its subclass's methods
+        what: int,
+        name: str,
+        original: Callable[..., Any],
+        method: str | None = None,  # noqa: ARG002 - saves the compiled one a frame
+    ) -> None:
         self.original = original
         self._hook = hook
         self._what = what
         self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:  # noqa: ANN401
+        """As a function in a class: a method of its instances."""
+        return self if instance is None else MethodType(self, instance)
+
+    def __reduce__(self) -> str:
+        """Its name: it is pickled as the function it is."""
+        return str(vars(self)["__qualname__"])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
         """Call ``original``; its exceptions are recorded and fly on."""
@@ -184,6 +203,16 @@ def inside_forward() -> bool:
 def is_stepping(optimizer: object) -> bool:
     """Whether the innermost recorded optimizer step of this thread is this optimizer's."""
     return _here.stepping is optimizer
+
+
+def if_not_stepping(call: Callable[..., Any], optimizer: object, *args: Any) -> Any:  # noqa: ANN401
+    """``call(optimizer, *args)``, unless :func:`is_stepping` says that it is stepping."""
+    return None if _here.stepping is optimizer else call(optimizer, *args)
+
+
+def in_compiled_code() -> bool:
+    """False; code that is compiled has a stand-in for it that is true."""
+    return False
 
 
 def module_gone(reference: object) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import io
 import pickle
 import threading
@@ -48,6 +49,55 @@ def test_only_the_outermost_call_is_a_forward() -> None:
         '  forward mode="eval"',
         '  forward mode="eval"',
     ]
+
+
+def test_backward_looks_like_torchs_own() -> None:
+    """Name, text, signature, pickling and binding are those of what stood there before."""
+    functions = [(torch.Tensor, torch.Tensor.backward), (torch.autograd, torch.autograd.backward)]
+    seen = [
+        (f.__name__, f.__qualname__, f.__module__, f.__doc__, inspect.signature(f))
+        for _, f in functions
+    ]
+    ci.profile(frameworks=["torch"])
+    for (owner, original), (name, qualname, module, doc, signature) in zip(
+        functions, seen, strict=True
+    ):
+        now = owner.backward  # type: ignore[attr-defined]
+        assert now is not original
+        assert (now.__name__, now.__qualname__, now.__module__) == (name, qualname, module)
+        assert (now.__doc__, inspect.signature(now)) == (doc, signature)
+        assert inspect.isroutine(now)
+        assert inspect.unwrap(now) is original
+        assert pickle.loads(pickle.dumps(now)) is now  # noqa: S301 - our own
+        assert copy.deepcopy(now) is now
+    weight = torch.ones(2, requires_grad=True)
+    bound = (weight * 2).sum().backward
+    assert inspect.ismethod(bound)
+    bound(retain_graph=True)
+    bound(inputs=[weight])
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [4.0, 4.0]
+    ci.shutdown()
+    assert all(owner.backward is original for owner, original in functions)  # type: ignore[attr-defined]
+    assert [span.name for span in read_spool().spans].count("backward") == 2
+
+
+def test_a_model_with_a_compiled_call_is_called_that_way() -> None:
+    """``Module.compile()`` and methods of a module's own are found as torch finds them."""
+
+    class Own(nn.Linear):
+        def _call_impl(self, *args: torch.Tensor, **kwargs: torch.Tensor) -> str:
+            return f"own {len(args)} {sorted(kwargs)}"
+
+    model = nn.Linear(2, 2)
+    ci.profile(frameworks=["torch"])
+    assert Own(2, 2)(torch.ones(1), input=torch.ones(1)) == "own 1 ['input']"
+    model._compiled_call_impl = lambda *args: f"compiled {len(args)}"  # type: ignore[assignment]
+    assert model(torch.ones(1)) == "compiled 1"
+    with pytest.raises(TypeError):
+        nn.Linear.__call__()
+    ci.shutdown()
+    assert [span.name for span in read_spool().spans].count("forward") == 2
 
 
 def test_an_exception_in_forward_flies_on_and_leaves_nothing_open() -> None:

@@ -2,23 +2,23 @@
 
 The first calls the second: that is one scope. It stands on the calling thread; nothing of ours
 runs on the threads of autograd. ``torch.autograd.grad`` is no backward of a training step.
+
+What stands in their places is no function of Python, which would be one more frame each. The
+compiler does not look there: it knows both by their names.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from cirron_otel import semconv
 from cirron_otel.core import RecordedCall
 from cirron_otel.hook_core import BACKWARD
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cirron_otel.hooks.torch.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
@@ -26,16 +26,6 @@ if TYPE_CHECKING:
 def patch_backward(phases: Phases, patches: Patches) -> None:
     """Replace both functions."""
     for owner in (torch.autograd, torch.Tensor):
-        patches.replace(owner, "backward", _recorded(phases, vars(owner)["backward"]))
-
-
-def _recorded(phases: Phases, original: Callable[..., Any]) -> Callable[..., Any]:
-    recorded = RecordedCall(phases, BACKWARD, semconv.BACKWARD, original).packed
-
-    @functools.wraps(original)
-    def backward(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
-        if is_dynamo_compiling():
-            return original(*args, **kwargs)
-        return recorded(args, kwargs)
-
-    return backward
+        original = vars(owner)["backward"]
+        recorded = RecordedCall(phases, BACKWARD, semconv.BACKWARD, original)
+        patches.replace(owner, "backward", functools.update_wrapper(recorded, original))

@@ -17,6 +17,7 @@ from torch.nn import Module
 from cirron_otel import semconv
 from cirron_otel.core import RecordedCall, inside_forward
 from cirron_otel.hook_core import FORWARD
+from cirron_otel.hooks.torch.compiled import TAKES_STAND_INS
 from cirron_otel.watching import watched
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
     from cirron_otel.hooks.torch.phases import Phases
 
 #: What torch's own ``Module.__call__`` looks up, and all it does: call one of these.
-_KNOWN_NAMES = {"_compiled_call_impl", "_call_impl"}
+_USUAL = "_call_impl"
+_KNOWN_NAMES = {"_compiled_call_impl", _USUAL}
 
 
 class Forwards:
@@ -38,9 +40,13 @@ class Forwards:
     def patch(self, patches: Patches) -> None:
         """Replace ``Module.__call__``."""
         original: Callable[..., Any] = vars(Module)["__call__"]
-        make = _inlined if _is_known(original) else _wrapped
-        outermost = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original).packed
-        patches.replace(Module, "__call__", make(original, outermost))
+        outermost = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original)
+        if _is_known(original):
+            usual = RecordedCall(self._phases, FORWARD, semconv.FORWARD, original, _USUAL)
+            call = _inlined(original, usual.packed, outermost.packed)
+        else:
+            call = _wrapped(original, outermost.packed)
+        patches.replace(Module, "__call__", call)
 
     def stage(self) -> str | None:
         """``evaluation`` if this thread is not learning now, else None.
@@ -73,7 +79,9 @@ def _is_known(original: Callable[..., Any]) -> bool:
     )
 
 
-def _inlined(original: Callable[..., Any], outermost: Callable[..., Any]) -> Callable[..., Any]:
+def _inlined(
+    original: Callable[..., Any], usual: Callable[..., Any], outermost: Callable[..., Any]
+) -> Callable[..., Any]:
     passes = _passes_on()
 
     @functools.wraps(original)
@@ -82,7 +90,9 @@ def _inlined(original: Callable[..., Any], outermost: Callable[..., Any]) -> Cal
             if self._compiled_call_impl is not None:
                 return self._compiled_call_impl(*args, **kwargs)
             return self._call_impl(*args, **kwargs)
-        return outermost(self, args, kwargs)
+        if self._compiled_call_impl is not None:
+            return outermost(self, args, kwargs)
+        return usual(self, args, kwargs)
 
     return call
 
@@ -105,6 +115,6 @@ def _passes_on() -> Callable[[], bool]:
     Where the compiler takes stand-ins (``compiled.py``), :func:`inside_forward` is a constant in
     such code; elsewhere it would become a guard there, so what is constant has to come first.
     """
-    if hasattr(torch.compiler, "substitute_in_graph"):
+    if TAKES_STAND_INS:
         return inside_forward
     return lambda: is_dynamo_compiling() or inside_forward()

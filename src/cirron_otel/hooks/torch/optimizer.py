@@ -19,10 +19,11 @@ from torch.optim.optimizer import (
 )
 
 from cirron_otel import semconv
-from cirron_otel.core import RecordedCall, is_stepping
+from cirron_otel.core import RecordedCall, if_not_stepping, in_compiled_code, is_stepping
 from cirron_otel.errors import StopTraining
 from cirron_otel.hook_core import OPTIMIZER_STEP
 from cirron_otel.hooks.torch.closures import after_closure
+from cirron_otel.hooks.torch.compiled import TAKES_STAND_INS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,9 +62,13 @@ class Steps:
                     self._phases.rec.guard.swallow("torch.optimizer", error)
 
         self._patches.replace(Optimizer, "_patch_step_function", patch_step_function)
+        before, after = self._before, self._after
+        if TAKES_STAND_INS:  # nearly all steps pass the class: no frame of ours for those
+            before = functools.partial(if_not_stepping, before)
+            after = functools.partial(if_not_stepping, after)
         self._handles = [
-            register_optimizer_step_pre_hook(self._before),
-            register_optimizer_step_post_hook(self._after),
+            register_optimizer_step_pre_hook(before),
+            register_optimizer_step_post_hook(after),
         ]
 
     def remove(self) -> None:
@@ -84,19 +89,32 @@ class Steps:
         call = RecordedCall(self._phases, OPTIMIZER_STEP, semconv.OPTIMIZER_STEP, step)
         # The list itself, which is changed in place: while it is empty this costs a look at it.
         waiting = self._phases.rec.before_optimizer_step
-        here = self._phases.here
+        compiles = in_compiled_code if TAKES_STAND_INS else is_dynamo_compiling
 
         @functools.wraps(step)  # takes over torch's own mark, `hooked`
         def recorded(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
-            if is_dynamo_compiling():
+            if compiles():
                 return step(optimizer, *args, **kwargs)
-            if here.closure_first and (args or kwargs):
-                return after_closure(self._phases, step, call, optimizer, args, kwargs)
-            if waiting:
-                self._tell(optimizer)
-            return call(optimizer, *args, **kwargs)
+            if args or kwargs or waiting:
+                return self._with_more(step, call, optimizer, args, kwargs)
+            return call(optimizer)
 
         return recorded
+
+    def _with_more(
+        self,
+        step: Callable[..., Any],
+        call: Callable[..., Any],
+        optimizer: Optimizer,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:  # noqa: ANN401 - what the step returns
+        """A step with a closure or so, or one that somebody wants to be told of."""
+        if self._phases.here.closure_first and (args or kwargs):
+            return after_closure(self._phases, step, call, optimizer, args, kwargs)
+        if self._phases.rec.before_optimizer_step:
+            self._tell(optimizer)
+        return call(optimizer, *args, **kwargs)
 
     def _tell(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step, not from inside its own step."""
@@ -112,7 +130,6 @@ class Steps:
     # --- steps that do not pass the class ------------------------------------------------------
 
     def _before(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401
-        # As nearly all do, it passes the class in the second case.
         phases = self._phases
         if is_dynamo_compiling() or is_stepping(optimizer) or phases.here.late is optimizer:
             return
