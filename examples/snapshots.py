@@ -7,6 +7,7 @@ Needs torch and the extra ``cli``; writes into a temporary directory.
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,7 @@ def train(directory: str) -> None:
 
 def show(directory: str, *arguments: str) -> None:
     """Run a command of ``cirron-otel traces`` and say which."""
-    print(f"\n$ cirron-otel traces {' '.join(arguments)}", flush=True)
+    print(f"\n$ cirron-otel traces {shlex.join(arguments)}", flush=True)
     subprocess.run(
         [sys.executable, "-m", "cirron_otel.cli.main", "traces", *arguments, "--spool", directory],
         check=True,

@@ -1,4 +1,4 @@
-"""The models a user handed to ``ci.watch``, held weakly."""
+"""The models a user handed to ``ci.watch``, and those that a framework trains; held weakly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class WatchedModel(NamedTuple):
     """One model: what it is called, and whether its buffers are looked at too."""
 
     model: object
-    #: What ``watch(name=...)`` said, else its class, numbered where there are several of it.
+    #: What ``watch(name=...)`` said, else its class; numbered where there are several of it.
     name: str
     #: Whether it was given a name.
     named: bool
@@ -26,6 +26,9 @@ class Watched:
         #: Called, on the thread of ``watch()``, when there is something new to watch.
         self.listeners: list[Callable[[], object]] = []
         self._optimizers: list[weakref.ref[object]] = []
+        #: Models that a framework has begun to train, the last one last; each with the id of the
+        #: epoch it was in.
+        self._trained: list[tuple[weakref.ref[object], str | None]] = []
         #: What ``watch(monitor=...)`` said of some models.
         self._monitor: list[tuple[weakref.ref[object], object]] = []
 
@@ -46,6 +49,7 @@ class Watched:
             if model is None:
                 self._entries.clear()
                 self._optimizers.clear()
+                self._trained.clear()
                 self._monitor.clear()
                 continue
             if _is_optimizer(model):
@@ -64,8 +68,33 @@ class Watched:
             else:
                 self._entries = [entry for entry in self._entries if entry[0]() is not None]
                 self._entries.append(found)
+        self._tell()
+
+    def note_trained(self, model: object, epoch_id: str | None) -> None:
+        """A framework begins to train a model; ``epoch_id`` is the id of the open epoch, if any.
+
+        Raises TypeError for what cannot be held weakly.
+        """
+        one = weakref.ref(model), epoch_id
+        others = [
+            kept
+            for kept in self._trained
+            if (known := kept[0]()) is not None and known is not model
+        ]
+        self._trained = [*others, one]
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in tuple(self.listeners):
             listener()
+
+    def trained(self, epoch_id: str | None = None) -> list[object]:
+        """The models that a framework trained and that still exist; those of one epoch alone."""
+        return [
+            model
+            for reference, epoch in self._trained.copy()
+            if (model := reference()) is not None and (epoch_id is None or epoch == epoch_id)
+        ]
 
     @property
     def optimizers(self) -> list[object]:
@@ -84,24 +113,33 @@ class Watched:
     @property
     def entries(self) -> list[WatchedModel]:
         """Those that still exist, each with a name of its own."""
-        found: list[WatchedModel] = []
-        taken: set[str] = set()
         alive = [
             (model, name, buffers)
             for reference, name, buffers in self._entries.copy()
             if (model := reference()) is not None
         ]
-        # Names that were given are taken first, so that no made one can be the same.
-        taken.update(name for _, name, _ in alive if name)
-        for model, name, buffers in alive:
-            made = name or type(model).__name__
-            number = 1
-            while not name and made in taken:
-                number += 1
-                made = f"{type(model).__name__}_{number}"
-            taken.add(made)
-            found.append(WatchedModel(model, made, bool(name), buffers))
-        return found
+        return named(alive)
+
+
+def named(models: Iterable[tuple[object, str | None, bool]]) -> list[WatchedModel]:
+    """Entries of models, each with a name of its own: from model, name or None, and ``buffers``.
+
+    The second of a name is called ``<name>_2``. Names that were given go before made ones.
+    """
+    models = list(models)
+    taken: set[str] = set()
+    found: dict[int, WatchedModel] = {}
+    for given in (True, False):
+        for place, (model, name, buffers) in enumerate(models):
+            if bool(name) is given:
+                wanted = name or type(model).__name__
+                made, number = wanted, 1
+                while made in taken:
+                    number += 1
+                    made = f"{wanted}_{number}"
+                taken.add(made)
+                found[place] = WatchedModel(model, made, given, buffers)
+    return [found[place] for place in range(len(models))]
 
 
 def _is_optimizer(found: object) -> bool:

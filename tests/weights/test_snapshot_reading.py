@@ -6,7 +6,6 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -14,43 +13,19 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import cirron_otel as ci
-from cirron_otel.cli.app import cli
-from cirron_otel.errors import CirronDependencyError, CirronError, SpoolError
+from cirron_otel.errors import CirronDependencyError, SpoolError
 from cirron_otel.spool import Spool
 from cirron_otel.weights import elements
 from cirron_otel.weights.histograms import bars, spark
-from cirron_otel.weights.reading import NoSuchSnapshotError, find, load
+from cirron_otel.weights.reading import NoSuchSnapshotError, Row, find, load
 from delivery.platform_server import KEY, PlatformServer
 from helpers import RunProgram, read_spool
-
-
-@pytest.fixture(autouse=True)
-def _nothing_watched() -> Iterable[None]:
-    """Each test begins and ends without a watched model."""
-    ci.watch(None)
-    yield
-    ci.watch(None)
-
-
-def shown(*arguments: str, status: int = 0) -> str:
-    """What a command under ``traces`` prints."""
-    done = CliRunner().invoke(cli, ["traces", *arguments], catch_exceptions=bool(status))
-    if status:
-        assert done.exit_code == status or isinstance(done.exception, CirronError)
-        return done.output + str(done.exception)
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
-def as_json(*arguments: str) -> Any:
-    """The JSON document that a command prints."""
-    return json.loads(shown(*arguments, "--json"))
+from weights.snapshots_by_hand import as_json, shown
 
 
 @pytest.fixture
@@ -77,12 +52,13 @@ def test_the_list_has_every_snapshot() -> None:
     """One line for each, with its epoch, its norms and the size of its files."""
     lines = shown("snapshots").splitlines()
     assert lines[0].split() == [
-        "SNAPSHOT", "TIME", "EPOCH", "STEP", "TAKEN", "MODE", "WEIGHTS", "NORM", "GRADIENTS",
-        "GRAD", "NORM", "NAN/INF", "FILES",
+        "SNAPSHOT", "TIME", "EPOCH", "TAKEN", "WEIGHTS", "NORM", "GRADIENTS", "GRAD", "NORM",
+        "MODE", "FILES",
     ]  # fmt: skip
     assert len(lines) == 4
-    assert " epoch end  full" in lines[1]
-    assert "by hand    stats" in lines[3]
+    assert [lines[n].split()[-3] for n in (1, 2)] == ["full", "full"]
+    assert "by hand " in lines[3]
+    assert lines[3].endswith("stats")
     rows = as_json("snapshots")["snapshots"]
     assert [(row["epoch"], row["weights"], row["gradients"], row["mode"]) for row in rows] == [
         (0, 2, 1, "full"), (1, 2, 1, "full"), (None, 1, 0, "stats")
@@ -137,7 +113,7 @@ def test_what_changed_between_two_epochs() -> None:
     """Norms before and after, and from the files how far each tensor moved."""
     text = shown("snapshot", "epoch:1", "--against", "epoch:0")
     line = next(line for line in text.splitlines() if line.startswith("weight "))
-    assert line.split()[1:7] == ["1.852", "3.703", "+100", "%", "100", "%"]
+    assert line.split()[1:7] == ["1.852", "\u2192", "3.703", "+100", "%", "100"]
     found = {row["tensor_name"]: row for row in as_json(
         "snapshot", "epoch:1", "--against", "epoch:0")["tensors"]}  # fmt: skip
     assert found["weight"]["moved"] == pytest.approx(1.0)
@@ -260,6 +236,26 @@ def test_rows_of_other_writers() -> None:
     assert find([one], "eee").span_id == one.span_id
     with pytest.raises(NoSuchSnapshotError, match="there are no snapshots"):
         find([], "last")
+
+
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"mean": "x", "std": [], "min": 10**400, "nonfinite_count": "many", "finite": "no"},
+        {"finite": {"histogram": {"bins": ["a"] * 17, "counts": [1] * 16}}},
+        {"histogram": {"bins": [0] * 17, "counts": ["a"] * 16}},
+        {"histogram": {"bins": [0] * 17, "counts": [-1] * 16}},
+        {"histogram": {"bins": [10**400] * 17, "counts": [1] * 16}},
+        {"histogram": {"bins": [0, 1], "counts": [0.5]}},
+        {"histogram": {"bins": None, "counts": {}}},
+    ],
+)
+def test_statistics_of_a_foreign_writer_may_be_anything(stats: dict[str, Any]) -> None:
+    """What is no number or no histogram is left out; the rest of the row is shown."""
+    row = Row("e" * 32, tensor_name="w", shape=[1], stats=stats)
+    assert row.histogram is None
+    assert [row.number(name) for name in ("mean", "std", "min")] == [None] * 3
+    assert row.nonfinite == 0
 
 
 def test_histograms_as_text() -> None:

@@ -27,6 +27,8 @@ _SUFFIX = ".safetensors"
 _RESERVE_BYTES = 64_000_000
 #: The rows of a file are in a batch that is sealed at most so long after it.
 _ROWS_FOLLOW_NS = 600_000_000_000
+#: How often a file is begun anew without a tensor whose values cannot be had.
+_TRIES = 4
 #: From this size on a file is announced.
 LARGE_BYTES = 100 * 1024 * 1024
 
@@ -40,6 +42,14 @@ class _Folder(NamedTuple):
     size: int
 
 
+class Written(NamedTuple):
+    """A file: where it is, the names of the tensors in it, and their bytes."""
+
+    uri: str
+    names: frozenset[str]
+    size: int
+
+
 class Blobs:
     """The files of one output directory, as one process writes them. Any thread; never raises."""
 
@@ -50,13 +60,19 @@ class Blobs:
         *,
         max_bytes: int,
         uploads_to: Iterable[str] = (),
+        rows_wait_s: float = 0.0,
     ) -> None:
-        """Touch no file. ``uploads_to`` names the destinations that take files."""
+        """Touch no file.
+
+        ``uploads_to`` names the destinations that take files, ``rows_wait_s`` says how long the
+        rows of a file wait in memory, in seconds.
+        """
         self.directory = spool.snapshots_directory
         self.max_bytes = max_bytes
         self._spool = Spool(spool.root)
         self._guard = guard
         self._uploads_to = list(uploads_to)
+        self._rows_wait_ns = int(rows_wait_s * 2e9)  # twice as long, to be sure
         self._delivered: Delivered | None = None
         # Reentrant: a signal handler of the program's may take a snapshot inside one.
         self._lock = threading.RLock()
@@ -66,10 +82,10 @@ class Blobs:
 
     def write(
         self, span_id: str, kind: str, parts: Sequence[containers.Part], metadata: Mapping[str, str]
-    ) -> str | None:
-        """Write the file of one kind of a snapshot; its URI, or None where it could not be.
+    ) -> Written | None:
+        """Write the file of one kind of a snapshot; None where it could not be.
 
-        Blocks as long as the disk does.
+        A tensor whose values cannot be had is left out. Blocks as long as the disk does.
         """
         path = self.directory / span_id / f"{kind}{_SUFFIX}"
         with self._lock:
@@ -77,7 +93,7 @@ class Blobs:
                 size = sum(part.size for part in parts)
                 if not self._make_room(size):
                     return None
-                self.bytes += containers.write(path, parts, metadata)
+                kept = self._write(path, parts, metadata)
                 self.files += 1
             except Exception as error:  # noqa: BLE001 - the statistics are there all the same
                 # What fails is mostly the disk; else a device, or a tensor of an odd kind.
@@ -89,7 +105,25 @@ class Blobs:
                 with contextlib.suppress(OSError):
                     path.parent.rmdir()
                 return None
-        return uri_of(path)
+        size = sum(part.size for part in kept)
+        return Written(uri_of(path), frozenset(part.name for part in kept), size)
+
+    def _write(
+        self, path: Path, parts: Sequence[containers.Part], metadata: Mapping[str, str]
+    ) -> Sequence[containers.Part]:
+        """Write what can be written of ``parts``; returns it."""
+        for _ in range(_TRIES):
+            try:
+                self.bytes += containers.write(path, parts, metadata)
+            except containers.UnreadablePartError as error:
+                odd, why = error.part, error.__cause__
+                self._guard.repeat_warning(
+                    "snapshot_tensor", f"{odd.name} is left out of the file of a snapshot: {why!r}"
+                )
+                parts = [part for part in parts if part is not odd]
+            else:
+                return parts
+        raise RuntimeError("the values of too many tensors cannot be had")
 
     def _make_room(self, size: int) -> bool:
         """Have the cap and the disk leave room for a file; False, and told, where they cannot."""
@@ -129,7 +163,9 @@ class Blobs:
         except OSError:
             return []
         unsettled = self._unsettled()
-        return [folder for path in found if (folder := _folder(path, unsettled)) is not None]
+        unsealed = time.time_ns() - self._rows_wait_ns if self._uploads_to else None
+        folders = (_folder(path, unsettled, unsealed) for path in found)
+        return [folder for folder in folders if folder is not None]
 
     def _unsettled(self) -> list[int]:
         """The times, in order, of the batches that a destination which takes files still lacks."""
@@ -183,7 +219,8 @@ def path_of(uri: str) -> Path | None:
     return Path(unquote(str(raw)))
 
 
-def _folder(path: Path, unsettled: Sequence[int]) -> _Folder | None:
+def _folder(path: Path, unsettled: Sequence[int], unsealed: int | None) -> _Folder | None:
+    """A snapshot's folder; ``unsealed`` is the time since when rows may wait in memory."""
     size = modified = 0
     oldest_tmp = time.time() - TMP_MAX_AGE_S
     try:
@@ -201,6 +238,7 @@ def _folder(path: Path, unsettled: Sequence[int]) -> _Folder | None:
     except OSError:
         return None
     lacking = any(modified <= at <= modified + _ROWS_FOLLOW_NS for at in unsettled)
+    lacking = lacking or (unsealed is not None and modified >= unsealed)
     return _Folder(int(lacking), modified, path, size)
 
 

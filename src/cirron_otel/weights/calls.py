@@ -10,12 +10,13 @@ from cirron_otel import recorder
 from cirron_otel._guard import logger
 from cirron_otel.errors import CirronDependencyError, SpoolError
 from cirron_otel.spool import Spool
-from cirron_otel.watching import WatchedModel, watched
-from cirron_otel.weights import policy
+from cirron_otel.weights import choosing, policy
 from cirron_otel.weights.taking import Snapshots
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from cirron_otel.watching import WatchedModel
 
 
 def snapshot(
@@ -27,9 +28,10 @@ def snapshot(
 ) -> str | None:
     """Look at a model's weights, and at the gradients it has, now.
 
-    Without ``model`` at all watched ones. ``name`` labels the snapshot; ``mode`` (``"stats"``,
-    ``"sampled"``, ``"full"``) overrides the recording's, ``buffers=True`` takes buffers too. The
-    rows, and the files ``snapshots/<id>/``, belong to a ``snapshot`` scope under the current one.
+    Without ``model`` at all that are watched, or that a framework trains or has trained. ``name``
+    labels the snapshot; ``mode`` (``"stats"``, ``"sampled"``, ``"full"``) overrides the
+    recording's, ``buffers=True`` takes buffers too. The rows, and the files ``snapshots/<id>/``,
+    belong to a ``snapshot`` scope under the current one.
 
     Returns that scope's id; None where nothing was taken: no recording, ``snapshots=None``, a
     ``profile(enabled=False)``, or no model. Blocks until the statistics are made and the files are
@@ -57,14 +59,8 @@ def snapshot(
 
 
 def _chosen(model: object, buffers: bool | None) -> list[WatchedModel]:  # noqa: FBT001
-    """The model, under the name it is watched by where it is; or all that are watched."""
-    entries = watched.entries
-    several = len(entries) > 1
-    if model is not None:
-        known = [one for one in entries if one.model is model]
-        if known:  # the names of its tensors stay what they are at the ends of epochs
-            known = [one._replace(named=one.named or several) for one in known]
-        entries = known or [WatchedModel(model, type(model).__name__, named=False, buffers=False)]
+    """The model, under the name it is watched by where it is; or all that are known."""
+    entries = choosing.all_known() if model is None else choosing.given(model)
     if buffers is not None:
         entries = [one._replace(buffers=bool(buffers)) for one in entries]
     return entries
@@ -77,9 +73,9 @@ def snapshots(
 
     ``path`` is the directory (default: that of the recording, else ``$CIRRON_OUTPUT_DIR``, else
     ``./.cirron``), ``session`` the beginning of a session's id. One row per tensor and snapshot,
-    with ``session``, ``span``, ``epoch``, ``iteration``, ``trigger``, ``name``, ``time``, ``kind``,
-    ``tensor``, ``shape``, ``dtype``, ``mode``, ``mean``, ``std``, ``min``, ``max``, ``norm``,
-    ``nonfinite``, ``bins``, ``counts``, ``skipped``, ``blob_uri``.
+    with ``session``, ``rank``, ``span``, ``epoch``, ``iteration``, ``trigger``, ``name``,
+    ``time``, ``kind``, ``tensor``, ``shape``, ``dtype``, ``mode``, ``mean``, ``std``, ``min``,
+    ``max``, ``norm``, ``nonfinite``, ``bins``, ``counts``, ``skipped``, ``blob_uri``.
 
     Flushes the recording first. Raises :class:`~cirron_otel.errors.CirronDependencyError` where
     pandas is not installed, :class:`~cirron_otel.errors.SpoolError` where there is no spool.

@@ -60,22 +60,25 @@ def compare(before: Sequence[Row], after: Sequence[Row]) -> list[Change]:
     old = {row.tensor_name: row for row in before}
     changes = [Change(row.tensor_name, old.pop(row.tensor_name, None), row) for row in after]
     changes += [Change(name, row, None) for name, row in old.items()]
-    for change in changes:
-        change.moved = _moved(change)
+    with exporting.Files() as files:
+        for change in changes:
+            change.moved = _moved(change, files)
     return changes
 
 
-def _moved(change: Change) -> float | None:
+def _moved(change: Change, files: exporting.Files) -> float | None:
     if change.before is None or change.after is None:
         return None
     if len(exporting.with_files([change.before, change.after])) < 2:  # noqa: PLR2004 - both
         return None
+    both = []
     try:
         np = elements.numpy()
-        both = [
-            elements.as_array(data, entry.dtype, tuple(entry.shape)).astype(np.float64)
-            for _, entry, data in exporting.tensors([change.before, change.after])
-        ]
+        for row in (change.before, change.after):
+            box, entry = files.find(row)
+            array = elements.as_array(box.data(entry), entry.dtype, tuple(entry.shape))
+            wide = np.complex128 if np.iscomplexobj(array) else np.float64
+            both.append(array.astype(wide))
     except CirronError:  # no numpy, or a file is gone: the statistics have to do
         return None
     if both[0].shape != both[1].shape:

@@ -15,6 +15,7 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +58,14 @@ _PIECE = 1 << 30
 _TMP_SUFFIX = ".tmp"
 
 
+class UnreadablePartError(Exception):
+    """The values of a tensor cannot be had; the cause is what was raised."""
+
+    def __init__(self, part: Part) -> None:
+        super().__init__(part.name)
+        self.part = part
+
+
 class Part(NamedTuple):
     """One tensor to be written."""
 
@@ -91,9 +100,12 @@ def code_of(dtype: str) -> str | None:
 
 
 def part_of(name: str, tensor: Any, dtype: str) -> Part | None:  # noqa: ANN401
-    """A torch tensor or numpy array as a part; None for one that cannot be in such a file."""
+    """A torch tensor or numpy array as a part; None for one that cannot be in such a file.
+
+    May raise what a tensor of a program's own kind raises.
+    """
     code = code_of(dtype)
-    if code is None:
+    if code is None or name == _METADATA:
         return None
     shape = [int(size) for size in tensor.shape]
     size = math.prod(shape) * ITEM_BYTES[code]
@@ -107,15 +119,25 @@ def part_of(name: str, tensor: Any, dtype: str) -> Part | None:  # noqa: ANN401
 
 
 def _of_torch(tensor: Any, size: int) -> tuple[memoryview, object]:  # noqa: ANN401
-    here = tensor.detach()
-    if here.is_conj() or here.is_neg():
-        here = here.resolve_conj().resolve_neg()
-    here = here.cpu().contiguous()
+    here = _on_host(tensor)
     if size == 0:
         return memoryview(b""), here
     # Not numpy: it may not be there, and has no word for bfloat16 and float8.
     view = memoryview((ctypes.c_ubyte * size).from_address(here.data_ptr()))
     return view.cast("B"), here
+
+
+def _on_host(tensor: Any) -> Any:  # noqa: ANN401
+    """The values in the host's memory in one piece: the tensor's own, or a copy."""
+    from cirron_otel.weights.readable import is_plain, undisturbed  # noqa: PLC0415 - needs torch
+
+    with undisturbed() as torch:
+        if not is_plain(tensor):  # its class knows its values, its memory may not
+            return torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu").copy_(tensor)
+        here = tensor.detach()
+        if here.is_conj() or here.is_neg():
+            here = here.resolve_conj().resolve_neg()
+        return here.cpu().contiguous()
 
 
 def _of_array(array: Any) -> tuple[memoryview, object]:  # noqa: ANN401
@@ -136,7 +158,8 @@ def write(path: Path, parts: Iterable[Part], metadata: Mapping[str, str]) -> int
     free meanwhile; does not wait for the platter (no fsync), as the spool does not. Memory: a copy
     of one tensor at a time where it does not lie on the host in one piece.
 
-    Raises ``OSError``; nothing of the file is left then.
+    Raises ``OSError``, and :class:`UnreadablePartError` where the values of a tensor cannot be had;
+    nothing of the file is left then.
     """
     # Larger items first: so each tensor lies aligned for its type.
     ordered = sorted(parts, key=lambda part: -ITEM_BYTES[part.code])
@@ -149,7 +172,10 @@ def write(path: Path, parts: Iterable[Part], metadata: Mapping[str, str]) -> int
         try:
             written = _write_all(fd, memoryview(head))
             for part in ordered:
-                view, keeper = part.load()
+                try:
+                    view, keeper = part.load()
+                except Exception as error:
+                    raise UnreadablePartError(part) from error
                 written += _write_all(fd, view)
                 del view, keeper
         finally:
@@ -211,7 +237,7 @@ class Container:
             raise disk_error("read", path, exc) from exc
         try:
             self.entries, self.metadata = _table(self._map, size)
-        except (ValueError, TypeError, KeyError, msgspec.MsgspecError) as exc:
+        except (ValueError, TypeError, KeyError, RecursionError, msgspec.MsgspecError) as exc:
             self._map.close()
             raise SpoolFormatError(f"{path} is no safetensors file: {exc}") from exc
 
@@ -243,8 +269,9 @@ def _table(data: mmap.mmap, size: int) -> tuple[dict[str, Entry], dict[str, str]
     metadata = {key: str(value) for key, value in table.pop(_METADATA, {}).items()}
     entries = {}
     for name, row in table.items():
-        first, last = row["data_offsets"]
-        shape = [int(one) for one in row["shape"]]
+        first, last, *shape = (index(one) for one in (*row["data_offsets"], *row["shape"]))
+        if len(row["data_offsets"]) != 2 or min(shape, default=0) < 0:  # noqa: PLR2004 - a range
+            raise ValueError(f"{name!r} has no range or shape that can be")
         if not 0 <= first <= last <= size - begin:
             raise ValueError(f"{name!r} lies outside of it")
         wanted = math.prod(shape) * ITEM_BYTES.get(row["dtype"], 0)

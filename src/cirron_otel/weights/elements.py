@@ -12,11 +12,16 @@ from cirron_otel.weights.dtypes import DTYPES, byte_values
 _COMPLEX = {"complex64": "f", "complex128": "d"}
 
 
-def values(data: bytes, dtype: str, start: int = 0, stop: int | None = None) -> list[float | int]:
+def values(data: bytes, dtype: str, start: int = 0, stop: int | None = None) -> list[float]:
     """Elements ``start`` to ``stop`` of little-endian bytes; of complex ones the real parts.
 
     Raises :class:`~cirron_otel.errors.CirronError` for a type whose values are not known.
     """
+    return [one.real for one in _values(data, dtype, start, stop)]
+
+
+def numbers(data: bytes, dtype: str, start: int = 0, stop: int | None = None) -> list[complex]:
+    """The same with complex elements as they are."""
     return list(_values(data, dtype, start, stop))
 
 
@@ -34,12 +39,12 @@ def _size(dtype: str) -> int:
     return known.size
 
 
-def _values(data: bytes, dtype: str, start: int, stop: int | None) -> Iterator[float | int]:
+def _values(data: bytes, dtype: str, start: int, stop: int | None) -> Iterator[complex]:
     size = _size(dtype)
     piece = data[start * size : None if stop is None else stop * size]
     if dtype in _COMPLEX:
-        for real, _ in struct.iter_unpack(f"<2{_COMPLEX[dtype]}", piece):
-            yield real
+        for parts in struct.iter_unpack(f"<2{_COMPLEX[dtype]}", piece):
+            yield complex(*parts)
         return
     kind = DTYPES[dtype]
     if kind.letter:

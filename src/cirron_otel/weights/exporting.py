@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import csv
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cirron_otel.errors import CirronError
 from cirron_otel.spool import disk_error
@@ -44,29 +45,46 @@ def with_files(rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row.blob_uri is not None and path_of(row.blob_uri) is not None]
 
 
+class Files:
+    """The files of rows, each opened once. A context manager."""
+
+    def __init__(self) -> None:
+        """Open nothing."""
+        self._opened: dict[Path, Container] = {}
+
+    def find(self, row: Row) -> tuple[Container, Entry]:
+        """The tensor of a row that has a file.
+
+        Raises :class:`~cirron_otel.errors.CirronError` where it is not there any more.
+        """
+        path = path_of(str(row.blob_uri))
+        if path is None or not path.exists():
+            raise CirronError(
+                f"{path or row.blob_uri} is gone: the cap (snapshot_max_bytes) or somebody removed "
+                "it; the statistics are in the spool"
+            )
+        box = self._opened.get(path)
+        if box is None:
+            box = self._opened[path] = Container(path)
+        entry = box.find(row.tensor_name)
+        if entry is None:
+            raise CirronError(f"{path} has no tensor {row.tensor_name!r}")
+        return box, entry
+
+    def __enter__(self) -> Files:  # noqa: PYI034 - never subclassed
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for box in self._opened.values():
+            box.close()
+
+
 def tensors(rows: Sequence[Row]) -> Iterator[tuple[Row, Entry, bytes]]:
     """Each row that has a file, with its bytes; a row at a time in memory."""
-    opened: dict[Path, Container] = {}
-    try:
+    with Files() as files:
         for row in with_files(rows):
-            path = path_of(str(row.blob_uri))
-            if path is None:
-                continue
-            if not path.exists():
-                raise CirronError(
-                    f"{path} is gone: the cap (snapshot_max_bytes) or somebody removed it; the "
-                    "statistics are in the spool"
-                )
-            box = opened.get(path)
-            if box is None:
-                box = opened[path] = Container(path)
-            entry = box.find(row.tensor_name)
-            if entry is None:
-                raise CirronError(f"{path} has no tensor {row.tensor_name!r}")
+            box, entry = files.find(row)
             yield row, entry, box.data(entry)
-    finally:
-        for box in opened.values():
-            box.close()
 
 
 def _needed(rows: Sequence[Row]) -> None:
@@ -81,34 +99,37 @@ def _needed(rows: Sequence[Row]) -> None:
 def _npz(rows: Sequence[Row], path: Path) -> int:
     _needed(rows)
     np = elements.numpy()
-    arrays = {
-        row.tensor_name: elements.as_array(data, entry.dtype, tuple(entry.shape))
-        for row, entry, data in tensors(rows)
-    }
-    return _whole(path, lambda tmp: _saved(np, tmp, arrays))
 
+    def write(tmp: Path) -> int:
+        # As np.savez does, which wants all arrays in memory, and has names of its own for some.
+        number = 0
+        with zipfile.ZipFile(tmp, "w", allowZip64=True) as box:
+            for row, entry, data in tensors(rows):
+                array = elements.as_array(data, entry.dtype, tuple(entry.shape))
+                with box.open(f"{row.tensor_name}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, array, allow_pickle=False)
+                number += 1
+        return number
 
-def _saved(np: Any, tmp: Path, arrays: dict[str, Any]) -> int:  # noqa: ANN401 - the module numpy
-    with tmp.open("wb") as file:
-        np.savez(file, **arrays)
-    return len(arrays)
+    return _whole(path, write)
 
 
 def _safetensors(rows: Sequence[Row], path: Path) -> int:
     _needed(rows)
     parts = []
-    for row, entry, _ in tensors(rows):
-        # Read again when it is written: one tensor at a time in memory.
-        load = partial(_loaded, row)
-        parts.append(
-            containers.Part(row.tensor_name, entry.code, entry.shape, entry.end - entry.start, load)
-        )
-    containers.write(path, parts, {"format": "pt"})
+    with Files() as files:
+        for row in with_files(rows):
+            box, entry = files.find(row)
+            # Read when it is written: one tensor at a time in memory.
+            load = partial(_loaded, box, entry)
+            size = entry.end - entry.start
+            parts.append(containers.Part(row.tensor_name, entry.code, entry.shape, size, load))
+        containers.write(path, parts, {"format": "pt"})
     return len(parts)
 
 
-def _loaded(row: Row) -> tuple[memoryview, object]:
-    data = next(data for _, _, data in tensors([row]))
+def _loaded(box: Container, entry: Entry) -> tuple[memoryview, object]:
+    data = box.data(entry)
     return memoryview(data), data
 
 
@@ -144,7 +165,7 @@ def _csv_of_values(rows: Sequence[Row], path: Path) -> int:
             out.writerow(["tensor", "index", "value"])
             for row, entry, data in tensors(rows):
                 number += 1
-                for i, one in enumerate(elements.values(data, entry.dtype)):
+                for i, one in enumerate(elements.numbers(data, entry.dtype)):
                     out.writerow([row.tensor_name, i, repr(one)])
         return number
 

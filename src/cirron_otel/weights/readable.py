@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from cirron_otel import semconv
 from cirron_otel.weights.dtypes import DTYPES
@@ -37,10 +38,22 @@ class Readable(NamedTuple):
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """No gradient is recorded, and no subclass or mode of the program's sees what we do."""
-    with torch.no_grad(), torch._C.DisableTorchFunction():  # noqa: SLF001 - has no other name
-        yield
+def undisturbed() -> Iterator[Any]:
+    """No gradient is recorded, and no subclass or mode of the program's sees what we do.
+
+    Gives the module ``torch``.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch._C.DisableTorchFunction())  # noqa: SLF001 - has no other name
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - as above
+            stack.enter_context(_disable_current_modes())
+        yield torch
+
+
+def is_plain(tensor: Any) -> bool:  # noqa: ANN401
+    """Whether a tensor's memory is its values: no class of a program's own stands between."""
+    return getattr(type(tensor), "__torch_dispatch__", None) is _DISPATCH
 
 
 def readable(value: object) -> Readable | Skipped:
@@ -71,8 +84,7 @@ def _readable(value: object) -> Readable | Skipped:
     if name is None:
         return Skipped("dtype", f"{tensor.dtype} has no values to describe")
     shape = tuple(tensor.shape)
-    dispatch = getattr(type(tensor), "__torch_dispatch__", None)
-    plain = dispatch is _DISPATCH and not tensor.is_neg()
+    plain = is_plain(tensor) and not tensor.is_neg()
     if plain and tensor.numel() and _last_byte(tensor) > tensor.untyped_storage().nbytes():
         return Skipped("no_storage", "its memory is freed at present")
     return Readable(tensor, name, shape, attrs, plain)

@@ -7,7 +7,7 @@ blocks while it reads files.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +26,9 @@ WEIGHTS, GRADIENTS = "weights", "gradients"
 
 #: The columns of :func:`table`, in order.
 COLUMNS = (
-    "session", "span", "epoch", "iteration", "trigger", "name", "time", "kind", "tensor", "shape",
-    "dtype", "mode", "mean", "std", "min", "max", "norm", "nonfinite", "bins", "counts", "skipped",
-    "blob_uri",
+    "session", "rank", "span", "epoch", "iteration", "trigger", "name", "time", "kind", "tensor",
+    "shape", "dtype", "mode", "mean", "std", "min", "max", "norm", "nonfinite", "bins", "counts",
+    "skipped", "blob_uri",
 )  # fmt: skip
 
 
@@ -78,23 +78,37 @@ class Row(msgspec.Struct, gc=False):
 
     def number(self, name: str) -> float | None:
         """A statistic; where NaN or infinite values hide it, that of the finite ones."""
-        stats = self.stats or {}
-        found = stats.get(name)
+        found = (self.stats or {}).get(name)
         if found is None:
-            found = (stats.get("finite") or {}).get(name)
-        return float(found) if isinstance(found, (int, float)) else None
+            found = self._finite.get(name)
+        return _float(found)
 
     @property
     def histogram(self) -> tuple[list[float], list[int]] | None:
         """Edges and counts, of the finite values where there are others too."""
-        stats = self.stats or {}
-        found = stats.get("histogram") or (stats.get("finite") or {}).get("histogram")
+        found = (self.stats or {}).get("histogram") or self._finite.get("histogram")
         if not isinstance(found, dict):
             return None
         bins, counts = found.get("bins"), found.get("counts")
         if not isinstance(bins, list) or not isinstance(counts, list) or not counts:
             return None
-        return (bins, counts) if len(bins) == len(counts) + 1 else None
+        edges = [edge for one in bins if (edge := _float(one)) is not None]
+        if not all(isinstance(one, int) and one >= 0 for one in counts):
+            return None
+        return (edges, counts) if len(edges) == len(bins) == len(counts) + 1 else None
+
+    @property
+    def _finite(self) -> dict[str, Any]:
+        found = (self.stats or {}).get("finite")
+        return found if isinstance(found, dict) else {}
+
+
+def _float(found: object) -> float | None:
+    """A number of a foreign row; None for what is none, or is beyond a double."""
+    try:
+        return float(found) if isinstance(found, (int, float)) else None
+    except OverflowError:
+        return None
 
 
 class _Span(msgspec.Struct, gc=False):
@@ -102,6 +116,7 @@ class _Span(msgspec.Struct, gc=False):
     name: str
     parent_id: str | None = None
     index: int | None = None
+    rank: int | None = None
     iteration: int | None = None
     attrs: dict[str, Any] = {}
 
@@ -131,6 +146,7 @@ class Snapshot:
     span_id: str
     session_id: str = ""
     ts_ns: int = 0
+    rank: int = 0
     epoch: int | None = None
     #: Id of the epoch's scope.
     epoch_id: str | None = None
@@ -138,6 +154,11 @@ class Snapshot:
     trigger: str = ""
     name: str | None = None
     rows: list[Row] = field(default_factory=list)
+
+    @property
+    def by_hand(self) -> bool:
+        """Whether the program asked for it."""
+        return self.trigger == "call"
 
     def of_kind(self, kind: str) -> list[Row]:
         """Its rows of one kind."""
@@ -217,6 +238,7 @@ def _describe(one: Snapshot, spans: dict[str, _Span]) -> None:
     span = spans.get(one.span_id)
     if span is None:
         return
+    one.rank = span.rank or 0
     if span.name == semconv.EPOCH:
         one.epoch, one.epoch_id, one.trigger = span.index, span.id, "epoch_end"
         return
@@ -238,14 +260,13 @@ def find(snapshots: Sequence[Snapshot], wanted: str) -> Snapshot:
     """The snapshot that ``wanted`` names; rows of one moment come together.
 
     ``wanted`` is the beginning of one scope's id, an epoch as ``epoch:3``, a label, or ``last``.
-    For an epoch the last weights in it and the last gradients are put together. Raises
-    :class:`NoSuchSnapshotError`.
+    For an epoch the last weights and the last gradients that were looked at of themselves are put
+    together; one taken by hand is shown for itself. Raises :class:`NoSuchSnapshotError`.
     """
     if not snapshots:
         raise NoSuchSnapshotError("there are no snapshots: give ci.watch(model) the model")
     if wanted == "last":
-        newest = snapshots[-1]
-        return newest if newest.epoch is None else _together(snapshots, newest.epoch, newest)
+        return _together(snapshots, snapshots[-1])
     if wanted.startswith("epoch:"):
         number = wanted.removeprefix("epoch:")
         of_epoch = [one for one in snapshots if str(one.epoch) == number]
@@ -253,7 +274,7 @@ def find(snapshots: Sequence[Snapshot], wanted: str) -> Snapshot:
             epochs = {one.epoch for one in snapshots if one.epoch is not None}
             known = ", ".join(map(str, sorted(epochs))) or "none"
             raise NoSuchSnapshotError(f"no snapshot is of epoch {number}; there are: {known}")
-        return _together(snapshots, of_epoch[-1].epoch, of_epoch[-1])
+        return _together(snapshots, _of_itself(of_epoch))
     named = [one for one in snapshots if one.name == wanted]
     if named:
         return named[-1]
@@ -266,27 +287,38 @@ def find(snapshots: Sequence[Snapshot], wanted: str) -> Snapshot:
             "`cirron-otel traces snapshots` lists them"
         )
     if not found[0].span_id.startswith(wanted) and len({one.epoch_id for one in found}) == 1:
-        return _together(snapshots, found[-1].epoch, found[-1])
+        return _together(snapshots, _of_itself(found))
     if len(found) > 1:
         ids = ", ".join(one.span_id for one in found[:5])
         raise NoSuchSnapshotError(f"{len(found)} snapshots begin with {wanted!r}: {ids}")
     return found[0]
 
 
-def _together(snapshots: Sequence[Snapshot], epoch: int | None, last: Snapshot) -> Snapshot:
-    return _merged(
-        [one for one in snapshots if one.epoch == epoch and one.session_id == last.session_id]
-    )
+def _of_itself(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """The newest that nobody asked for by hand, else the newest."""
+    return next((one for one in reversed(snapshots) if not one.by_hand), snapshots[-1])
+
+
+def _together(snapshots: Sequence[Snapshot], last: Snapshot) -> Snapshot:
+    """``last`` with what else was taken of itself in its epoch, before it."""
+    if last.epoch is None or last.by_hand:
+        return last
+    found: list[Snapshot] = []
+    for one in reversed(snapshots[: snapshots.index(last) + 1]):
+        if (one.epoch, one.session_id) != (last.epoch, last.session_id) or one.by_hand:
+            continue
+        # Another training of the session has an epoch of this number, too.
+        if one.trigger == "epoch_end" and one.epoch_id != last.epoch_id:
+            break
+        found.insert(0, one)
+    return _merged(found)
 
 
 def _merged(found: Sequence[Snapshot]) -> Snapshot:
     """The newest row of each tensor, under the newest scope's name."""
     newest = found[-1]
     rows = {row.tensor_name: row for one in found for row in one.rows}
-    return Snapshot(
-        newest.span_id, newest.session_id, newest.ts_ns, newest.epoch, newest.epoch_id,
-        newest.iteration, newest.trigger, newest.name, list(rows.values()),
-    )  # fmt: skip
+    return replace(newest, rows=list(rows.values()))
 
 
 # -- as plain values ---------------------------------------------------------------------------
@@ -300,8 +332,8 @@ def table(snapshots: Iterable[Snapshot]) -> list[tuple[Any, ...]]:
 def _cells(one: Snapshot, row: Row) -> tuple[Any, ...]:
     histogram = row.histogram
     return (
-        one.session_id, one.span_id, one.epoch, one.iteration, one.trigger, one.name, row.ts_ns,
-        row.kind, row.tensor_name, tuple(row.shape), row.dtype, row.mode,
+        one.session_id, one.rank, one.span_id, one.epoch, one.iteration, one.trigger, one.name,
+        row.ts_ns, row.kind, row.tensor_name, tuple(row.shape), row.dtype, row.mode,
         *(row.number(name) for name in ("mean", "std", "min", "max", "norm")), row.nonfinite,
         *((None, None) if histogram is None else histogram), row.skipped, row.blob_uri,
     )  # fmt: skip

@@ -18,17 +18,19 @@ from typing import TYPE_CHECKING, Any
 from cirron_otel import semconv
 from cirron_otel._guard import logger
 from cirron_otel.batch import SnapshotRecord
-from cirron_otel.driven import active_loop
 from cirron_otel.values import capture_gate
 from cirron_otel.version import VERSION
 from cirron_otel.watching import WatchedModel, watched
-from cirron_otel.weights import containers, policy
+from cirron_otel.weights import choosing, containers, policy
 from cirron_otel.weights.blobs import LARGE_BYTES, Blobs
 from cirron_otel.weights.measuring import measured
 from cirron_otel.weights.tensors import (
     GRADIENTS,
     WEIGHTS,
     Named,
+    UnknownModelError,
+    changed_by,
+    distinct,
     dtype_name,
     gradients,
     local,
@@ -46,8 +48,8 @@ _MAX_ROWS = 100_000
 #: The destinations that take the files of snapshots too.
 FILE_DESTINATIONS = frozenset({"platform", "event_stream"})
 
-#: Wrappers that keep the same values on every rank.
-_REPLICAS = frozenset({"DistributedDataParallel"})
+#: Why a tensor may have no statistics and have values all the same.
+_HAS_VALUES = frozenset({"complex", "dtype"})
 
 EPOCH_END, LAST_STEP, EVERY, CALL = "epoch_end", "last_step", "every", "call"
 
@@ -62,7 +64,11 @@ class Snapshots:
         self._mode: policy.Mode | None = settings.snapshots
         self._every = settings.snapshot_every
         self._blobs = Blobs(
-            rec.spool, rec.guard, max_bytes=settings.snapshot_max_bytes, uploads_to=uploads_to
+            rec.spool,
+            rec.guard,
+            max_bytes=settings.snapshot_max_bytes,
+            uploads_to=uploads_to,
+            rows_wait_s=settings.flush_interval,
         )
         self._here = threading.local()
         self._hinted = False
@@ -96,13 +102,14 @@ class Snapshots:
         """Optimizer steps are waited for only while a model is watched: else they cost nothing."""
         waiting = self._rec.before_optimizer_step
         is_waiting = self._optimizer_stepping in waiting
-        if watched.models and not is_waiting:
+        wanted = bool(watched.models or watched.trained())
+        if wanted and not is_waiting:
             waiting.append(self._optimizer_stepping)
-        elif is_waiting and not watched.models:
+        elif is_waiting and not wanted:
             waiting.remove(self._optimizer_stepping)
 
     def _epoch_ending(self, epoch: BaseScope) -> None:
-        entries = watched.entries
+        entries = choosing.at_boundary(self._rec, epoch.id)
         if not entries:
             if not self._hinted and "torch" in sys.modules:
                 self._hinted = True
@@ -111,34 +118,32 @@ class Snapshots:
                 )
             return
         done = self._gradients_done(self._rec.loops.iteration)
-        kinds = self._kinds(entries, gradients_too=True)
+        kinds = self._kinds(entries)
         kinds[GRADIENTS] = [one for one in kinds[GRADIENTS] if one.owner not in done]
-        self._take(kinds, EPOCH_END, parent=epoch, mode=self._mode_for(entries))
+        self._take(kinds, EPOCH_END, self._mode_for(entries), parent=epoch)
 
     def _optimizer_stepping(self, optimizer: Any) -> None:  # noqa: ANN401 - any framework's
         """Gradients are looked at before the last step of a pass uses them, and clears them."""
         rec = self._rec
         iteration = rec.loops.iteration
         every = self._every and iteration and iteration % self._every == 0
-        driven = active_loop(rec)
-        if not every and not (rec.loops.is_last_step() if driven is None else driven.is_last_step):
+        if not every and not rec.loops.is_last_step():
             return
-        entries = watched.entries
-        changing = _parameters(optimizer)
+        epoch = rec.loops.current_epoch()
+        entries = choosing.at_boundary(rec, None if epoch is None else epoch.id)
+        changing = changed_by(optimizer)
         done = self._gradients_done(iteration)
-        kinds: dict[str, list[Named]] = {WEIGHTS: [], GRADIENTS: []}
-        if every and getattr(self._here, "weights_of", None) != iteration:
+        weights_too = bool(every) and getattr(self._here, "weights_of", None) != iteration
+        kinds = self._kinds(entries, weights_too=weights_too)
+        if weights_too:
             self._here.weights_of = iteration
-            kinds[WEIGHTS] = self._kinds(entries, gradients_too=False)[WEIGHTS]
-        for prefix, one in models_of(entries):
-            kinds[GRADIENTS] += [
-                gradient
-                for gradient in self._gradients(one, prefix)
-                if (changing is None or gradient.owner in changing) and gradient.owner not in done
-            ]
-        done.update(gradient.owner for gradient in kinds[GRADIENTS])
-        trigger = EVERY if every else LAST_STEP
-        self._take(kinds, trigger, mode=self._mode_for(entries))
+        kinds[GRADIENTS] = [
+            one
+            for one in kinds[GRADIENTS]
+            if (changing is None or one.owner in changing) and one.owner not in done
+        ]
+        done.update(one.owner for one in kinds[GRADIENTS])
+        self._take(kinds, EVERY if every else LAST_STEP, self._mode_for(entries))
 
     def _gradients_done(self, iteration: int) -> set[int]:
         """The parameters whose gradients were looked at in this step, by identity."""
@@ -154,37 +159,38 @@ class Snapshots:
         """A snapshot that the program asks for; the id of its scope, None where it is off."""
         if self._mode is None or not self._rec.active:
             return None
-        kinds = self._kinds(entries, gradients_too=True)
-        return self._take(kinds, CALL, name=name, mode=mode or self._mode_for(entries))
+        return self._take(self._kinds(entries), CALL, self._mode_for(entries, mode), name=name)
 
-    def _mode_for(self, entries: Sequence[WatchedModel]) -> policy.Mode | None:
+    def _mode_for(
+        self, entries: Sequence[WatchedModel], mode: policy.Mode | None = None
+    ) -> policy.Mode:
         """What is kept of these models: of replicas the first rank alone writes files."""
-        replicas = all(type(one.model).__name__ in _REPLICAS for one in entries)
-        return "stats" if replicas and self._rec.rank > 0 else self._mode
+        mode = mode or self._mode or "stats"
+        if mode == "stats" or self._rec.rank == 0:
+            return mode
+        replicas = all(choosing.is_replica(self._rec, one.model) for one in entries)
+        return "stats" if replicas else mode
 
     # --- of what ---------------------------------------------------------------------------------
 
     def _kinds(
-        self, entries: Sequence[WatchedModel], *, gradients_too: bool
+        self, entries: Sequence[WatchedModel], *, weights_too: bool = True
     ) -> dict[str, list[Named]]:
+        """The weights and gradients of the models, each under a name of its own."""
         found: dict[str, list[Named]] = {WEIGHTS: [], GRADIENTS: []}
         for prefix, one in models_of(entries):
             try:
-                found[WEIGHTS] += weights(one.model, prefix, buffers=one.buffers)
-            except TypeError as error:
-                self._rec.guard.warn(f"snapshot {type(one.model)}", str(error))
-                self.skipped["no_model"] += 1
-                continue
-            if gradients_too:
-                found[GRADIENTS] += self._gradients(one, prefix)
-        return found
-
-    @staticmethod
-    def _gradients(one: WatchedModel, prefix: str) -> list[Named]:
-        try:
-            return gradients(one.model, prefix)
-        except TypeError:  # said where its weights are looked for
-            return []
+                if weights_too:
+                    found[WEIGHTS] += weights(one.model, prefix, buffers=one.buffers)
+                found[GRADIENTS] += gradients(one.model, prefix)
+            except Exception as error:  # noqa: BLE001 - its own methods may; the others go on
+                known = isinstance(error, UnknownModelError)
+                self.skipped["no_model" if known else "model_error"] += 1
+                kind = type(one.model)
+                why = error if known else f"no snapshot of type {kind.__name__}: {error!r}"
+                self._rec.guard.warn(f"snapshot {kind}", str(why))
+        taken: set[str] = set()
+        return {kind: distinct(tensors, taken) for kind, tensors in found.items()}
 
     # --- taking ----------------------------------------------------------------------------------
 
@@ -192,10 +198,10 @@ class Snapshots:
         self,
         kinds: dict[str, list[Named]],
         trigger: str,
+        mode: policy.Mode,
         *,
         parent: BaseScope | None = None,
         name: str | None = None,
-        mode: policy.Mode | None = None,
     ) -> str | None:
         """One snapshot in a scope of its own; the scope's id."""
         rec = self._rec
@@ -204,7 +210,6 @@ class Snapshots:
         if capture_gate.captures:
             self.skipped["graph_capture"] += 1
             return None
-        mode = mode or self._mode or "stats"
         attrs: dict[str, Any] = {semconv.SNAPSHOT_TRIGGER: trigger}
         if name is not None:
             attrs[semconv.SNAPSHOT_NAME] = name
@@ -273,11 +278,11 @@ class Snapshots:
     def _rows(self, scope: BaseScope, tensors: Sequence[Named]) -> list[SnapshotRecord]:
         rec = self._rec
         own = [one for one in tensors if one.tied_to is None]
-        stats = dict(zip((one.name for one in own), measured(rec.guard, own), strict=True))
+        stats = dict(zip((one.owner for one in own), measured(rec.guard, own), strict=True))
         now = rec.clock.now()
         rows = []
         for one in tensors:
-            found = stats[one.tied_to or one.name]
+            found = stats[one.owner]
             attrs = {**one.attrs, **found.attrs}
             if found.skipped is not None:
                 attrs[semconv.SKIPPED] = found.skipped
@@ -305,21 +310,22 @@ class Snapshots:
         for one, row in zip(tensors, rows, strict=True):
             if one.tied_to is not None:
                 continue
-            part = containers.part_of(one.name, local(one.tensor), row.dtype)
+            part = _part(one, row)
             if part is None:
                 self.skipped["not_in_file"] += 1
             else:
                 parts.append(part)
         if not parts:
             return 0
-        uri = self._blobs.write(scope.id, kind, parts, self._metadata(scope, tensors))
-        if uri is None:
+        written = self._blobs.write(scope.id, kind, parts, self._metadata(scope, tensors))
+        if written is None:
             return 0
-        written = {part.name for part in parts}
+        if len(written.names) < len(parts):
+            self.skipped["not_in_file"] += len(parts) - len(written.names)
         for row in rows:
-            if row.tensor_name in written:
-                row.blob_uri, row.mode = uri, mode
-        return sum(part.size for part in parts)
+            if row.tensor_name in written.names:
+                row.blob_uri, row.mode = written.uri, mode
+        return written.size
 
     def _metadata(self, scope: BaseScope, tensors: Sequence[Named]) -> dict[str, str]:
         metadata = {
@@ -369,10 +375,15 @@ class Snapshots:
         }
 
 
-def _parameters(optimizer: object) -> set[int] | None:
-    """The parameters that an optimizer changes, by identity; None where it does not say."""
-    groups = getattr(optimizer, "param_groups", None)
-    return None if groups is None else {id(one) for group in groups for one in group["params"]}
+def _part(one: Named, row: SnapshotRecord) -> containers.Part | None:
+    """The tensor as a part of a file; None where it has no values, or none that a file can hold."""
+    skipped = row.attrs.get(semconv.SKIPPED)
+    if skipped is not None and skipped not in _HAS_VALUES:
+        return None
+    try:
+        return containers.part_of(one.name, local(one.tensor), row.dtype)
+    except Exception:  # noqa: BLE001 - a subclass may do anything
+        return None
 
 
 def _size(one: Named) -> int:

@@ -7,10 +7,11 @@ Known are torch modules, Keras models of any backend, and mappings from names to
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cirron_otel import semconv
+from cirron_otel.values import clean_text
 from cirron_otel.watching import WatchedModel
 
 WEIGHTS, GRADIENTS = "weights", "gradients"
@@ -61,7 +62,7 @@ def gradients(model: object, prefix: str = "") -> list[Named]:
     known: set[int] = set()
     for name, tensor, _ in _entries(model, buffers=False):
         value = _value(tensor)
-        gradient = getattr(value, "grad", None) if _is_tensor(value) and value.is_leaf else None
+        gradient = _gradient(value)
         if gradient is None or id(value) in known:
             continue
         known.add(id(value))
@@ -70,10 +71,44 @@ def gradients(model: object, prefix: str = "") -> list[Named]:
     return found
 
 
+def _gradient(value: Any) -> Any:  # noqa: ANN401
+    try:
+        return value.grad if _is_tensor(value) and value.is_leaf else None
+    except Exception:  # noqa: BLE001 - a subclass may do anything; its own row says what
+        return None
+
+
+def distinct(tensors: Iterable[Named], taken: set[str]) -> list[Named]:
+    """The same with names that no other has, and that a file can hold; notes them in ``taken``.
+
+    Two may be one after another of their models' names: the second is called ``<name>_2``.
+    """
+    found = []
+    for one in tensors:
+        name = clean_text(one.name)
+        is_gradient = name.endswith(GRADIENT_SUFFIX)
+        stem, suffix = name.removesuffix(GRADIENT_SUFFIX), GRADIENT_SUFFIX * is_gradient
+        number = 1
+        while name in taken:
+            number += 1
+            name = f"{stem}_{number}{suffix}"
+        taken.add(name)
+        found.append(one if name == one.name else one._replace(name=name))
+    return found
+
+
+def changed_by(optimizer: Any) -> set[int] | None:  # noqa: ANN401 - of any framework
+    """The parameters that an optimizer changes, by identity; None where it does not say."""
+    groups = getattr(optimizer, "param_groups", None)
+    return None if groups is None else {id(one) for group in groups for one in group["params"]}
+
+
 def dtype_name(tensor: Any) -> str:  # noqa: ANN401 - of any framework
     """``float32``, ``bfloat16``, ...; ``unknown`` where there is none."""
-    dtype = getattr(tensor, "dtype", None)
-    return "unknown" if dtype is None else str(dtype).rpartition(".")[2] or "unknown"
+    try:
+        return str(tensor.dtype).rpartition(".")[2] or "unknown"
+    except Exception:  # noqa: BLE001 - as above
+        return "unknown"
 
 
 def _entries(model: object, *, buffers: bool) -> Iterable[tuple[str, Any, bool]]:
@@ -85,17 +120,25 @@ def _entries(model: object, *, buffers: bool) -> Iterable[tuple[str, Any, bool]]
     if hasattr(model, "named_parameters"):
         return _torch(model, buffers=buffers)
     raise UnknownModelError(
-        f"a {type(model).__name__} is no model that snapshots know: give a torch module, a Keras "
+        f"snapshots know no model of type {type(model).__name__}: give a torch module, a Keras "
         "model, or a mapping from names to tensors"
     )
 
 
 def _torch(model: Any, *, buffers: bool) -> Iterator[tuple[str, Any, bool]]:  # noqa: ANN401
-    for name, tensor in model.named_parameters(remove_duplicate=False):
+    for name, tensor in _duplicates_too(model.named_parameters):
         yield name, tensor, False
     if buffers:
-        for name, tensor in model.named_buffers(remove_duplicate=False):
+        for name, tensor in _duplicates_too(model.named_buffers):
             yield name, tensor, True
+
+
+def _duplicates_too(method: Callable[..., Iterable[tuple[str, Any]]]) -> Iterable[tuple[str, Any]]:
+    """Names and tensors, a tied one under each; a model's own method may not know that."""
+    try:
+        return method(remove_duplicate=False)
+    except TypeError:
+        return method()
 
 
 def _keras(model: Any, *, buffers: bool) -> Iterator[tuple[str, Any, bool]]:  # noqa: ANN401
@@ -125,8 +168,11 @@ def _value(holder: Any) -> Any:  # noqa: ANN401
     """The tensor or array in a framework's variable."""
     if _is_tensor(holder):
         return holder
-    value = getattr(holder, "value", holder)
-    value = value() if callable(value) else value  # TensorFlow's
+    try:
+        value = getattr(holder, "value", holder)
+        value = value() if callable(value) else value  # TensorFlow's
+    except Exception:  # noqa: BLE001 - its row says that it is no tensor
+        return holder
     return value if _is_tensor(value) else _array(value)
 
 
@@ -156,7 +202,10 @@ def _shape(tensor: Any) -> list[int]:  # noqa: ANN401
 
 
 def _has_values(value: object) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
+    try:
+        return hasattr(value, "shape") and hasattr(value, "dtype")
+    except Exception:  # noqa: BLE001 - a tensor of a program's own kind: its row says what
+        return True
 
 
 def _is_tensor(value: object) -> bool:
