@@ -80,6 +80,10 @@ def make_app() -> FastAPI:
     def health() -> dict[str, Any]:
         return ci.health()
 
+    # Without `exclude_spans` a streamed answer has one more span for each of its parts.
+    FastAPIInstrumentor.instrument_app(
+        app, exclude_spans=["send", "receive"], excluded_urls="health"
+    )
     return app
 
 
@@ -90,12 +94,7 @@ def main() -> None:
     port = parser.parse_args().port
     # FastAPI's spans come from our provider, so that one pipeline has them all.
     ci.profile(frameworks=[], set_global=True, spans="all")
-    app = make_app()
-    # Without `exclude_spans` a streamed answer has one more span for each of its parts.
-    FastAPIInstrumentor.instrument_app(
-        app, exclude_spans=["send", "receive"], excluded_urls="health"
-    )
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="warning")
+    uvicorn.run(make_app(), host="127.0.0.1", port=port, log_level="warning")
     ci.shutdown()
 
 

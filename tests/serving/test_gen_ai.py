@@ -338,6 +338,32 @@ def test_metrics_are_of_every_request_whatever_is_sampled(
     assert found == {None: 4, "TimeoutError": 1}
 
 
+def test_a_request_of_another_name_is_a_request(run_program: RunProgram, tmp_path: Path) -> None:
+    """Its metrics are a request's; its span keeps the name it was given, in OTLP as in process."""
+    run = run_program(
+        """
+        import cirron_otel as ci
+        from opentelemetry.sdk.trace import SpanProcessor
+        class Names(SpanProcessor):
+            def on_end(self, span):
+                print(span.name)
+        recording = ci.profile(frameworks=[])
+        recording.tracer_provider.add_span_processor(Names())
+        with ci.request("rank", operation="chat"):
+            pass
+        ci.inference(name="embed", operation="embeddings")(lambda: 1)()
+        ci.shutdown()
+        """
+    )
+    assert run.stdout.split() == ["rank", "embed", "cirron.session"]
+    with http_receiver() as server:
+        deliver(tmp_path / ".cirron", server)
+        found = [attrs["gen_ai.operation.name"] for attrs, _ in server.points(
+            "gen_ai.server.request.duration")]  # fmt: skip
+        assert {"rank", "embed"} <= {one.name for one in server.spans.values()}
+    assert sorted(found) == ["chat", "embeddings"]
+
+
 def test_models_named_by_strangers_make_no_end_of_series(tmp_path: Path) -> None:
     """A model's name that comes from outside is cut and counted into one series past the cap."""
     rows = [

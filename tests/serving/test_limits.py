@@ -104,6 +104,18 @@ def test_kinds_of_requests_are_not_compared() -> None:
     assert sent(one, batch(1, short), batch(2, long)) == []
 
 
+def test_requests_of_another_name_are_limited_too() -> None:
+    """What a service calls its requests does not take them out of a limit, open or ended."""
+    rows = [row for i in range(200) for row in request(i, request_id=f"r{i}")]
+    for row in rows:
+        row.name = "rank" if row.name == "request" else row.name
+    first = [row for row in rows if row.name != "rank"]
+    still = [row for row in rows if row.name == "rank"]
+    for ended, begun in ((rows, []), (first, still)):
+        one = gatherer(ratio=0.0)
+        assert sent(one, batch(1, ended, begun), batch(2, begun)) == []
+
+
 def test_what_a_caller_sampled_is_not_thinned_out_again() -> None:
     """A request in its caller's trace goes: the share was chosen there."""
     called = SpanOtel("1" * 16, "b7ad6b7169203331")

@@ -21,6 +21,7 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, SpanRecord
+from cirron_otel.otlp.batches import is_request
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.rows import OtlpSpan
 
@@ -247,10 +248,14 @@ def _request_of(
     found = known.get(at)
     for one in reversed(path):
         place = places.get(one)
-        if found is None and place is not None and place.name == semconv.REQUEST:
+        if found is None and place is not None and _is_request(place):
             found = one
         known[one] = found
     return found
+
+
+def _is_request(place: Place) -> bool:
+    return is_request(place) if isinstance(place, SpanRecord) else place.name == semconv.REQUEST
 
 
 def _called(request: SpanRecord) -> bool:

@@ -49,11 +49,11 @@ def start_attributes(
     return attrs
 
 
-def span_name(attrs: Mapping[str, Any], instead: str = semconv.REQUEST) -> str:
-    """What the span of a request is called: its operation and its model."""
+def span_name(attrs: Mapping[str, Any], name: str) -> str:
+    """What the span of a request is called: its operation and its model, or a name of its own."""
     operation = attrs.get(semconv.GEN_AI_OPERATION)
-    if not isinstance(operation, str):
-        return instead
+    if name != semconv.REQUEST or not isinstance(operation, str):
+        return name
     model = attrs.get(semconv.GEN_AI_REQUEST_MODEL)
     return f"{operation} {model}" if isinstance(model, str) else operation
 
@@ -90,7 +90,7 @@ def finish(state: RequestState) -> None:
     scope.clean = None
     scope.attrs = attrs
     if isinstance(scope, JoinedScope) and scope.exported:
-        name = span_name(attrs)
+        name = span_name(attrs, scope.name)
         if getattr(scope.span, "name", None) != name:
             scope.span.update_name(name)
 

@@ -38,6 +38,8 @@ REQUEST_ID_HEADER = "x-request-id"
 #: The same as text and as bytes.
 REQUEST_ID_NAMES = frozenset({REQUEST_ID_HEADER, REQUEST_ID_HEADER.encode()})
 MAX_REQUEST_ID = 256
+#: Headers that may come in several, to be read as one (W3C Trace Context, Baggage).
+_IN_PARTS = frozenset({"tracestate", "baggage"})
 
 
 class Caller(NamedTuple):
@@ -52,17 +54,29 @@ NOBODY = Caller()
 
 def read_caller(headers: Headers) -> Caller:
     """The caller of a request; whatever its headers hold, this raises only what they raise."""
-    pairs = headers.items() if isinstance(headers, Mapping) else headers
-    known = {text_of_header(name).lower(): text_of_header(value) for name, value in pairs}
-    given = known.get(REQUEST_ID_HEADER, "").strip()[:MAX_REQUEST_ID]
+    known: dict[str, str] = {}
+    for name, value in headers.items() if isinstance(headers, Mapping) else headers:
+        key, text = text_of_header(name).lower(), text_of_header(value)
+        known[key] = f"{known[key]},{text}" if key in _IN_PARTS and key in known else text
     context = propagate.extract(known, Context())
     found = otel_trace.get_current_span(context).get_span_context()
-    return Caller(given or None, found if found.is_valid else None)
+    given = request_id_of(known.get(REQUEST_ID_HEADER))
+    return Caller(given, found if found.is_valid else None)
+
+
+def request_id_of(value: object) -> str | None:
+    """A request's id as it is kept; None where there is none. Raises what the value's text does."""
+    return None if value is None else text_of_header(value).strip()[:MAX_REQUEST_ID] or None
 
 
 def text_of_header(value: object) -> str:
     """A header's name or value, which servers have as text or as bytes."""
-    return value.decode("latin-1") if isinstance(value, bytes) else str(value)
+    if not isinstance(value, bytes):
+        return str(value)
+    try:
+        return value.decode()  # what is no ASCII is UTF-8 these days
+    except UnicodeDecodeError:
+        return value.decode("latin-1")
 
 
 class Place(NamedTuple):

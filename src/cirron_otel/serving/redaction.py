@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from cirron_otel import semconv
 from cirron_otel.errors import ConfigurationError
-from cirron_otel.values import cut_text
+from cirron_otel.values import clean_text, cut_text
 
 if TYPE_CHECKING:
-    from cirron_otel.serving.requests import RequestMethods
+    from cirron_otel.scope_base import BaseScope
 
+Kind = Literal["input", "output"]
 #: Gets what it is (``"input"`` or ``"output"``) and the text; what it returns is recorded, and
 #: nothing where that is None.
 Redact = Callable[[str, str], str | None]
@@ -26,30 +28,28 @@ class Content:
     Raises :class:`~cirron_otel.errors.ConfigurationError` for a hook that would never be called.
     """
 
+    __slots__ = ("_redact", "record")
+
     def __init__(self, *, record: bool, redact: Redact | None) -> None:
         if redact is not None and not record:
             raise ConfigurationError(
                 "redact= is given without record_content=True: nothing of the texts is recorded, "
                 "so there is nothing to redact; leave it out, or ask for the texts"
             )
-        if redact is not None and not callable(redact):
-            raise ConfigurationError(
-                "redact= must be a function of the kind ('input' or 'output') and the text"
-            )
         self.record = record
         self._redact = redact
 
-    def say(
-        self, scope: RequestMethods, kind: Literal["input", "output"], text: str | bytes
-    ) -> None:
+    def say(self, scope: BaseScope, kind: Kind, text: str) -> None:
         """Put a text on a request that is still open. A hook that raises keeps it out."""
         if not self.record or not text:
             return
-        plain = text if isinstance(text, str) else text.decode("utf-8", "replace")
         if self._redact is not None:
             guard = scope._rec.guard  # noqa: SLF001 - a scope's own kind
             try:
-                kept = self._redact(kind, plain)
+                kept = self._redact(kind, text)
+                if kept is None:
+                    return
+                text = str(kept)
             except Exception as error:  # noqa: BLE001 - the hook is the user's
                 guard.lost("redaction_failed")
                 # Not its message: that may repeat the text.
@@ -58,29 +58,35 @@ class Content:
                     f"redact= raised {type(error).__name__}; the text is not recorded",
                 )
                 return
-            if kept is None:
-                return
-            plain = str(kept)
         key = semconv.CONTENT_INPUT if kind == "input" else semconv.CONTENT_OUTPUT
         scope.clean = None
-        scope.attrs = {**scope.attrs, key: cut_text(plain, MAX_CONTENT)}
+        scope.attrs = {**scope.attrs, key: cut_text(clean_text(text), MAX_CONTENT)}
 
 
 class Kept:
-    """The first bytes of a body that comes in parts."""
+    """The first bytes of a text that comes in parts, UTF-8."""
 
-    __slots__ = ("_size", "parts")
+    __slots__ = ("_kept", "is_text")
 
-    def __init__(self) -> None:
-        self.parts: list[bytes] = []
-        self._size = 0
+    def __init__(self, *, is_text: bool = True) -> None:
+        self._kept = bytearray()
+        #: Whether it is known to be a text; if not, it is one where it is UTF-8.
+        self.is_text = is_text
+
+    @property
+    def room(self) -> int:
+        """Bytes there is room for."""
+        return MAX_CONTENT - len(self._kept)
 
     def add(self, part: bytes) -> None:
         """Keep what there is room for."""
-        if self._size < MAX_CONTENT and part:
-            self.parts.append(bytes(part[: MAX_CONTENT - self._size]))
-            self._size += len(part)
+        if part and self.room > 0:
+            self._kept += part[: self.room]
 
-    def text(self) -> bytes:
-        """What was kept."""
-        return b"".join(self.parts)
+    def text(self) -> str:
+        """What was kept; a character that was cut in two is left out."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace" if self.is_text else "strict")
+        try:
+            return decoder.decode(self._kept, final=self.room > 0)
+        except UnicodeDecodeError:
+            return ""

@@ -20,7 +20,7 @@ from cirron_otel.scope_core import OPEN
 from cirron_otel.scopes import IdleScope, Joined, Scope
 from cirron_otel.serving import gen_ai
 from cirron_otel.serving.places import Place, outlived, place_of
-from cirron_otel.serving.state import RequestState
+from cirron_otel.serving.state import InnerError, RequestState
 from cirron_otel.values import cut_text
 
 if TYPE_CHECKING:
@@ -94,6 +94,21 @@ class RequestMethods(BaseScope):
             extra.status_message = short
         self.attrs = {**self.attrs, semconv.ERROR: short, semconv.ERROR_TYPE: error_type}
 
+    def note_inner(self, error: BaseException) -> None:
+        """An exception left a part of the request, and may be handled yet: an event, no failure."""
+        if self._state != OPEN:
+            return
+        try:
+            self.record_exception(error)  # type: ignore[attr-defined] # every request is a span
+            said = {} if self.extra is None else self.extra.events[-1][2]
+            self.state.inner = InnerError(
+                id(error),
+                str(said.get(semconv.EXCEPTION_TYPE, type(error).__qualname__)),
+                str(said.get(semconv.EXCEPTION_MESSAGE, "")),
+            )
+        except Exception as failure:  # noqa: BLE001 - see _guard
+            self._rec.guard.swallow("request.inner", failure)
+
     def finish(
         self,
         error: BaseException | None = None,
@@ -166,6 +181,9 @@ class RequestMethods(BaseScope):
         # Opened the short way, what is said of the trace stands there and nowhere else.
         if base.kind is not UNSET:
             said.kind = base.kind
+        parent = extra.otel_parent
+        if parent is not None and parent.trace_state:
+            said.trace_state = parent.trace_state.to_header()
         if base.links is not UNSET:
             said.links = [*base.links, *(() if said.links is UNSET else said.links)]
         return said

@@ -21,14 +21,13 @@ from cirron_otel.scope_base import BaseScope
 from cirron_otel.scopes import _in_child
 from cirron_otel.serving import gen_ai
 from cirron_otel.serving.places import (
-    MAX_REQUEST_ID,
     NOBODY,
     REQUEST_ID_NAMES,
     Alone,
     Caller,
     Headers,
     read_caller,
-    text_of_header,
+    request_id_of,
 )
 from cirron_otel.serving.request_scope import (
     IdleRequest,
@@ -122,8 +121,10 @@ def make(
 ) -> RequestSpan | JoinedRequest | IdleRequest:
     """A request, not opened; an idle one where nothing is recorded."""
     rec = recorder._current or _in_child()  # noqa: SLF001
-    caller = NOBODY if headers is None else _caller(rec, headers)
-    identity = request_id or caller.request_id
+    caller = NOBODY
+    if headers is not None or request_id is not None:
+        caller = _caller(rec, headers or (), request_id)
+    identity = caller.request_id
     if rec is None:
         return IdleRequest(
             name, None, {**attrs, semconv.REQUEST_ID: identity or os.urandom(16).hex()}
@@ -131,7 +132,7 @@ def make(
     made = requests_of(rec)
     scope: RequestSpan | JoinedRequest = made.scope_class(
         rec, name, None,
-        {**made.given, **attrs, semconv.REQUEST_ID: str(identity or rec.next_mark_id())},
+        {**made.given, **attrs, semconv.REQUEST_ID: identity or rec.next_mark_id()},
     )  # fmt: skip
     if caller.span is not None:
         scope._caller = caller.span  # noqa: SLF001 - it is made here
@@ -141,13 +142,17 @@ def make(
 made_by(lambda name, attrs: make(name, None, None, attrs))
 
 
-def _caller(rec: Recorder | None, headers: Headers) -> Caller:
+def _caller(rec: Recorder | None, headers: Headers, request_id: object) -> Caller:
+    """Who sent a request; ``request_id`` is the id where it is given. Never raises."""
+    given: str | None = None
+    caller = NOBODY
     try:
-        return read_caller(headers)
+        given = request_id_of(request_id)
+        caller = read_caller(headers)
     except Exception as error:  # noqa: BLE001 - whatever the server's object raises
         if rec is not None:
             rec.guard.repeat_warning("request.headers", f"headers cannot be read: {error!r}")
-        return NOBODY
+    return caller if given is None else Caller(given, caller.span)
 
 
 def open_request(  # noqa: PLR0913 - what a request is
@@ -197,7 +202,7 @@ def _open_here(  # noqa: PLR0913 - what a request is
     """The short way, for a request whose headers say nothing of a trace; None: it is none."""
     try:
         maker = requests_of(rec)
-        given = request_id
+        given = request_id_of(request_id)
         if headers is not None:
             pairs = headers.items() if isinstance(headers, Mapping) else headers
             for key, value in pairs:
@@ -205,7 +210,7 @@ def _open_here(  # noqa: PLR0913 - what a request is
                 if known in maker.fields:
                     return None
                 if given is None and known in REQUEST_ID_NAMES:
-                    given = text_of_header(value).strip()[:MAX_REQUEST_ID]
+                    given = request_id_of(value)
         scope = maker.begin(name, {**maker.given, **attrs}, attach=attach)
         if scope is not None and given:
             scope.attrs[semconv.REQUEST_ID] = given

@@ -10,13 +10,13 @@ scopes stand under it as before, and spans of others begin traces of their own.
 
 from __future__ import annotations
 
-import functools
 import sys
 from typing import TYPE_CHECKING
 
 import wrapt
 from opentelemetry.context import Context
 
+from cirron_otel import recorder
 from cirron_otel.context import SPAN_KEY, attach_context, get_current
 from cirron_otel.provider import OwnSpans
 
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
 
 #: The instrumentations that make a child of whatever is current; those of FastAPI, Starlette,
-#: Flask, Django, Falcon and Pyramid stand on the first two.
+#: Flask, Django, Falcon and Pyramid stand on the first two. Of gRPC's the parts for servers: they
+#: do so for a caller that sends no trace.
 _INSTRUMENTATIONS = tuple(
-    f"opentelemetry.instrumentation.{name}" for name in ("asgi", "wsgi", "tornado")
+    f"opentelemetry.instrumentation.{name}"
+    for name in ("asgi", "wsgi", "tornado", "grpc._server", "grpc._aio_server")
 )
 
 
@@ -36,11 +38,23 @@ def make_room(rec: Recorder) -> None:
         if name in sys.modules:
             _step_aside(rec)
             return
-    for name in _INSTRUMENTATIONS:
-        wrapt.register_post_import_hook(functools.partial(_loaded, rec), name)
+    if not _Awaited.registered:
+        # Once: such a hook cannot be taken back, and must not keep a recorder that has ended.
+        _Awaited.registered = True
+        for name in _INSTRUMENTATIONS:
+            wrapt.register_post_import_hook(_loaded, name)
 
 
-def _loaded(rec: Recorder, _module: object) -> None:
+class _Awaited:
+    """Whether the process waits for one of these to be loaded."""
+
+    registered = False
+
+
+def _loaded(_module: object) -> None:
+    rec = recorder._current  # noqa: SLF001 - the engine's
+    if rec is None or not rec.active:
+        return
     try:
         _step_aside(rec)
     except Exception as error:  # noqa: BLE001 - see _guard

@@ -6,7 +6,7 @@ consumes the result; only its end may come from any thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron_otel import semconv
 from cirron_otel.marks import record_mark_on
@@ -18,11 +18,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cirron_otel.scope_base import BaseScope
+    from cirron_otel.serving.redaction import Content
+    from cirron_otel.serving.texts import AnswerText
 
 _MS = 1e6
 _ESTIMATE: dict[str, Any] = {semconv.ESTIMATED: True}
 _COUNTED: dict[str, Any] = {semconv.ESTIMATED: True, "source": "token_counter"}
 _CHUNKS: dict[str, Any] = {semconv.ESTIMATED: True, "source": "chunks"}
+
+
+class InnerError(NamedTuple):
+    """An exception that left a part of the request; it is not kept itself."""
+
+    id: int
+    type: str
+    message: str
 
 
 class RequestState:
@@ -32,8 +42,9 @@ class RequestState:
     """
 
     __slots__ = (
-        "_finished", "chunks", "count_tokens", "counted", "each_chunk", "facts", "first_ns", "gaps",
-        "is_stream", "joined", "last_ns", "scope", "shared", "stream_end",
+        "_finished", "chunks", "content", "count_tokens", "counted", "each_chunk", "facts",
+        "first_ns", "gaps", "inner", "is_stream", "joined", "last_ns", "scope", "shared",
+        "stream_end", "texts",
     )  # fmt: skip
 
     def __init__(self, scope: BaseScope) -> None:
@@ -48,6 +59,9 @@ class RequestState:
         self.count_tokens: Callable[[Any], int] | None = None
         #: Whether each chunk after the first leaves a mark ``chunk_ms``.
         self.each_chunk = False
+        #: Where a decorated call says its texts: how, and that of the chunks so far.
+        self.content: Content | None = None
+        self.texts: AnswerText | None = None
         self.gaps: Gaps | None = None
         self.is_stream = False
         #: How the stream ended: one of ``complete``, ``closed``, ``cancelled``, ``error``,
@@ -55,6 +69,7 @@ class RequestState:
         self.stream_end: str | None = None
         #: Made by a middleware; and a decorated call has taken it as its own.
         self.shared = False
+        self.inner: InnerError | None = None
         self.joined = False
         self._finished = False
 
@@ -114,6 +129,8 @@ class RequestState:
                 self.facts = facts
         if self.count_tokens is not None:
             self._count(self.count_tokens, chunk)
+        if self.texts is not None:
+            self.texts.add(chunk)
 
     def _count(self, count: Callable[[Any], int], chunk: object) -> None:
         try:
@@ -158,6 +175,8 @@ class RequestState:
             if late:
                 self.scope._rec.guard.lost("device_not_ready", late)  # noqa: SLF001 - its own
             self._say()
+            if self.content is not None and self.texts is not None:
+                self.content.say(self.scope, "output", self.texts.text())
         except Exception as error:  # noqa: BLE001 - see _guard
             self._swallow("request.finish", error)
         try:

@@ -2,31 +2,23 @@
 
 What the caller gets is a proxy of the very stream: ``isinstance`` and every attribute are the
 stream's own. The request stays open between two chunks and is current only while the next one is
-being made, in whatever thread or task asks for it; the consumer's context is never changed. A
-stream ends once: by its last chunk, by an exception, closed or cancelled by whoever reads it,
-collected without having been read to its end, or never started at all.
+being made, in whatever thread or task asks for it; the consumer's context is never changed
+(:mod:`cirron_otel.serving.following`).
 """
 
 from __future__ import annotations
 
-import asyncio
+import copy
 from collections.abc import Callable
 from types import AsyncGeneratorType, GeneratorType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 import wrapt
 
-from cirron_otel.context import attach_context, get_current
-from cirron_otel.scope_core import OPEN
+from cirron_otel.serving.following import CLOSED, FAILED, Following
 
 if TYPE_CHECKING:
-    from opentelemetry.context import Context
-
     from cirron_otel.serving.requests import RequestMethods
-    from cirron_otel.serving.state import RequestState
-
-COMPLETE, CLOSED, CANCELLED = "complete", "closed", "cancelled"
-FAILED, ABANDONED, NOT_STARTED = "error", "abandoned", "not_started"
 
 #: Classes of libraries whose objects are streams of chunks: first part of the module, name.
 _SHAPES = frozenset(
@@ -88,123 +80,6 @@ def follow(scope: RequestMethods, stream: Any, *, owns: bool = True) -> Any:  # 
     return StreamProxy(stream, following)
 
 
-class Following:
-    """One stream's request: attached around each piece of work, ended once."""
-
-    __slots__ = ("done", "inside", "owns", "scope", "started", "state")
-
-    def __init__(self, scope: RequestMethods, state: RequestState, *, owns: bool) -> None:
-        self.scope = scope
-        self.state = state
-        self.owns = owns
-        self.started = self.done = False
-        #: The stream's own context, where its body has changed it.
-        self.inside: Context | None = None
-
-    def attach(self) -> tuple[Context, Context] | None:
-        """Make the request current; the context before, and the one in its place."""
-        if self.done or self.scope._state != OPEN:  # noqa: SLF001 - a scope's own kind
-            return None
-        before = get_current()
-        mine = self.inside
-        if mine is None:
-            mine = self.scope.attached(before)
-        attach_context(mine)
-        return before, mine
-
-    def detach(self, attached: tuple[Context, Context] | None, *, leaving: bool = False) -> None:
-        """Put the consumer's context back.
-
-        ``leaving``: the piece of work was thrown away, perhaps in another context.
-        """
-        if attached is None:
-            return
-        before, mine = attached
-        now = get_current()
-        if now is mine:
-            attach_context(before)
-        elif not leaving:
-            self.inside = now
-            attach_context(before)
-
-    def step(self, call: Callable[..., Any], alive: Callable[[], bool], *args: Any) -> Any:  # noqa: ANN401
-        """One piece of the stream: ``call(*args)``, which gives a chunk or ends it."""
-        attached = self.attach()
-        self.started = True
-        try:
-            chunk = call(*args)
-        except BaseException as error:
-            self.detach(attached)
-            self.ended_by(error, alive=alive())
-            raise
-        self.detach(attached)
-        if attached is not None:
-            self.state.note_chunk(chunk)
-        return chunk
-
-    async def async_step(
-        self,
-        call: Callable[..., Any],
-        alive: Callable[[], bool],
-        *args: Any,
-    ) -> Any:  # noqa: ANN401 - a chunk
-        """The same, where the chunk is awaited."""
-        attached = self.attach()
-        self.started = True
-        try:
-            chunk = await call(*args)
-        except BaseException as error:
-            self.detach(attached, leaving=isinstance(error, GeneratorExit))
-            self.ended_by(error, alive=alive())
-            raise
-        self.detach(attached)
-        if attached is not None:
-            self.state.note_chunk(chunk)
-        return chunk
-
-    def ended_by(self, error: BaseException, *, alive: bool = False) -> None:
-        """An exception came out of the stream; ``alive``: which can go on all the same."""
-        if alive:
-            return
-        if isinstance(error, (StopIteration, StopAsyncIteration)):
-            self.end(COMPLETE)
-        elif isinstance(error, asyncio.CancelledError):
-            self.end(CANCELLED, error)
-        elif isinstance(error, GeneratorExit):
-            self.end(CLOSED)
-        else:
-            self.end(FAILED, error)
-
-    def end(self, how: str, error: BaseException | None = None) -> None:
-        """End the request, once."""
-        if self.done:
-            return
-        self.done = True
-        self.inside = None
-        if how in {CLOSED, ABANDONED} and not self.started:
-            how = NOT_STARTED
-        self.state.stream_end = how
-        error_type = message = None
-        if how == CLOSED:
-            error_type, message = "GeneratorExit", "the stream was closed before its end"
-        elif how == ABANDONED:
-            error_type, message = ABANDONED, "the stream was dropped before its end"
-        scope = self.scope
-        if self.owns:
-            scope.finish(error, error_type=error_type, message=message or "")
-        elif error is not None and scope.is_open:
-            scope.note_exception(error)
-        elif error_type is not None:
-            scope.fail(error_type, message or "")
-
-    def dropped(self) -> None:
-        """Nobody can read it any more. From a finalizer, on any thread: never raises."""
-        try:
-            self.end(ABANDONED)
-        except Exception:  # noqa: BLE001 - in a finalizer there is nobody to raise to
-            self.scope._rec.guard.swallowed["request.dropped"] += 1  # noqa: SLF001
-
-
 def _never() -> bool:
     return False
 
@@ -215,6 +90,18 @@ class _Proxy(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] # 
     def __init__(self, stream: Any, following: Following) -> None:  # noqa: ANN401
         super().__init__(stream)
         self._self_following = following
+
+    def __copy__(self) -> Any:  # noqa: ANN401 - as the stream's own
+        """As the stream's own, which most refuse."""
+        return copy.copy(self.__wrapped__)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:  # noqa: ANN401 - as above
+        """As the stream's own."""
+        return copy.deepcopy(self.__wrapped__, memo)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401 - as above
+        """As the stream's own."""
+        return self.__wrapped__.__reduce_ex__(protocol)
 
     def __del__(self) -> None:
         self._self_following.dropped()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import wrapt
 
 from cirron_otel import semconv
-from cirron_otel.serving import usage
-from cirron_otel.serving.middleware import CLIENT_DISCONNECTED, Options, note_end, note_tenant
+from cirron_otel.serving.exchange import Exchange
+from cirron_otel.serving.options import Options
 from cirron_otel.serving.redaction import MAX_CONTENT, Kept
 from cirron_otel.serving.requests import open_request
 
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
 
 _Start = Callable[..., Any]
 _App = Callable[[Mapping[str, Any], _Start], Iterable[bytes]]
-
-_SERVER_ERROR = 500
-_MAX_BODY = 8 << 20
 
 
 class CirronWsgiMiddleware:
@@ -53,11 +50,9 @@ class CirronWsgiMiddleware:
         )
         if request is None:
             return self.app(environ, start_response)
-        exchange = _Exchange(request, options, start_response)
-        exchange.head = environ.get("REQUEST_METHOD") == "HEAD"
+        exchange = _Exchange(request, options, environ, start_response)
         if options.tenant is not None:
-            pairs = [(name.encode("latin-1"), value) for name, value in headers]
-            note_tenant(request, options.tenant, environ, pairs)
+            options.note_tenant(request, environ, headers)
         if exchange.taken is not None and isinstance(environ, dict) and "wsgi.input" in environ:
             environ["wsgi.input"] = _Input(environ["wsgi.input"], exchange.taken)
         try:
@@ -81,103 +76,37 @@ def _headers(environ: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-class _Exchange:
-    """One request and its answer, watched on their way. Never raises of its own."""
+class _Exchange(Exchange):
+    """The environment of one request, and the answer it gets."""
 
-    __slots__ = (
-        "_is_json", "_is_stream", "_options", "_start_response", "_status", "head", "request",
-        "sent", "taken",
-    )  # fmt: skip
+    __slots__ = ("_start_response", "head")
 
     def __init__(
-        self, request: RequestSpan | JoinedRequest, options: Options, start_response: _Start
+        self,
+        request: RequestSpan | JoinedRequest,
+        options: Options,
+        environ: Mapping[str, Any],
+        start_response: _Start,
     ) -> None:
-        self.request = request
+        super().__init__(request, options, str(environ.get("CONTENT_TYPE") or ""))
         #: Of such an answer a server need not take any part.
-        self.head = False
-        self._options = options
+        self.head = environ.get("REQUEST_METHOD") == "HEAD"
         self._start_response = start_response
-        self._status = 0
-        self._is_json = self._is_stream = False
-        record = options.content.record
-        self.taken = Kept() if record else None
-        self.sent = Kept() if record else None
 
     def start_response(self, status: str, headers: list[tuple[str, str]], *more: Any) -> Any:  # noqa: ANN401 - the server's
         """As the server's own."""
         try:
-            self._status = int(status[:3])
-            known = {name.lower(): value for name, value in headers}
-            self._is_json = "json" in known.get("content-type", "")
-            self._is_stream = "content-length" not in known
+            self.begun(status[:3], {str(name).lower(): str(value) for name, value in headers})
         except Exception as error:  # noqa: BLE001 - see _guard
-            self._swallow(error)
+            self.swallow(error)
         return self._start_response(status, headers, *more)
-
-    def part(self, part: bytes) -> None:
-        """One more part of an answer that is made while it is sent."""
-        try:
-            state = self.request.state
-            if self.sent is not None:
-                self.sent.add(part)
-            if self._is_stream and not (state.joined and state.is_stream):
-                state.is_stream = True
-                if part:
-                    state.count_tokens = self._options.token_counter
-                    state.note_chunk(part)
-            elif self._is_json and not state.joined:
-                self._read(part)
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._swallow(error)
 
     def whole(self, parts: list[bytes] | tuple[bytes, ...]) -> None:
         """The whole answer is made."""
-        try:
-            for part in parts if self.sent is not None else ():
-                self.sent.add(part)  # type: ignore[union-attr] # by the line above
-            if self._is_json and not self.request.state.joined:
-                self._read(parts[0] if len(parts) == 1 else b"".join(parts))
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._swallow(error)
-        self.over(None)
-
-    def _read(self, body: bytes) -> None:
-        state = self.request.state
-        facts = state.facts or usage.Facts()
-        if len(body) <= _MAX_BODY and usage.read_json(facts, body):
-            state.facts = facts
-
-    def over(self, error: BaseException | None, *, left: bool = False) -> None:
-        """The answer is complete, or the application has given up; the first word counts."""
-        request = self.request
-        if not request.is_open:
-            return
-        try:
-            if self._status:
-                request.clean = None
-                request.attrs = {**request.attrs, semconv.HTTP_STATUS: self._status}
-            if self.taken is not None and self.sent is not None:
-                self._options.content.say(request, "input", self.taken.text())
-                self._options.content.say(request, "output", self.sent.text())
-        except Exception as failure:  # noqa: BLE001 - see _guard
-            self._swallow(failure)
-        state = request.state
-        if error is not None:
-            note_end(state, "error")
-            request.finish(error)
-        elif left:
-            note_end(state, "closed")
-            request.finish(
-                error_type=CLIENT_DISCONNECTED, message="the client left before the answer ended"
-            )
-        elif self._status >= _SERVER_ERROR:
-            request.finish(error_type=str(self._status))
-        else:
-            note_end(state, "complete")
-            request.finish()
-
-    def _swallow(self, error: Exception) -> None:
-        self.request._rec.guard.swallow("middleware", error)  # noqa: SLF001 - a scope's own kind
+        if (self.sent is not None or self._is_json) and all(type(one) is bytes for one in parts):
+            self.note_body(parts[0] if len(parts) == 1 else b"".join(parts), in_parts=False)
+        self.complete = True
+        self.over()
 
 
 class _Input(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] # typed loosely
@@ -262,7 +191,7 @@ class _Answer(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] #
         if part is None:
             self._self_over(None)
         else:
-            exchange.part(part)
+            exchange.note_body(part, in_parts=True)
         return part
 
     def close(self) -> None:
@@ -279,4 +208,9 @@ class _Answer(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] #
 
     def _self_over(self, error: BaseException | None, *, left: bool = False) -> None:
         self._self_abandoned.detach()
-        self._self_exchange.over(error, left=left)
+        exchange = self._self_exchange
+        if left:
+            exchange.gone = True
+        elif error is None:
+            exchange.complete = True
+        exchange.over(error)
