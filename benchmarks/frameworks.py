@@ -187,11 +187,38 @@ def lightning_fit() -> Train:
     return train
 
 
+def sklearn_calls() -> Train:
+    """Small calls of a wrapped estimator: a further fit and a prediction are one step."""
+    np, datasets = load("numpy"), load("sklearn.datasets")
+    linear_model, ci = load("sklearn.linear_model"), load("cirron_otel")
+    images, labels = datasets.load_digits(return_X_y=True)
+    images = images / 16
+    classes = np.unique(labels)
+
+    def train(count: int) -> Block:
+        # The plain side has a plain estimator, as it would without us.
+        given = linear_model.SGDClassifier(random_state=0)
+        recorded = ci.health()["enabled"]
+        model = ci.wrap(given) if recorded else given
+        clock, results = Clock(), []
+        for step in range(count):
+            here = slice(step * 16 % 1600, step * 16 % 1600 + 16)
+            model.partial_fit(images[here], labels[here], classes=classes)
+            results.append(int(model.predict(images[here]).sum()))
+            clock.tick()
+        return clock.block([*results, *model.coef_.ravel().tolist()])
+
+    return train
+
+
 WORK: dict[str, Callable[[], Train]] = {
     "keras": keras_fit,
     "lightning": lightning_fit,
+    "sklearn": sklearn_calls,
     "transformers": transformers_trainer,
 }
+#: What is counted as steps in the spool, where they are none.
+SCOPES = {"sklearn": "partial_fit"}
 
 
 # --- sides ----------------------------------------------------------------------------------------
@@ -237,14 +264,16 @@ def _inspect(directory: Path) -> Result:
 
 def step_row(bench: Bench, work: str, label: str, must: float, goal: float) -> Row:
     """What the hooks add to one step of a framework's training, in per cent."""
-    params = {"work": work, "steps": bench.pick(60, 15), "pairs": bench.pick(8, 2)}
+    count = bench.pick(500, 60) if work in SCOPES else bench.pick(60, 15)
+    params = {"work": work, "steps": count, "pairs": bench.pick(8, 2)}
     done = bench.rounds(f"{work}-step", SCRIPT, ["ours"], bench.pick(3, 1), params, _inspect)
     for one in done:
         ours = one["ours"]
         if not ours["same"]:
             raise SideError("the recorded training has other losses than the plain one")
-        if ours["spans"].get("step", 0) != ours["steps"]:
-            raise SideError(f"{ours['spans'].get('step', 0)} step scopes, not {ours['steps']}")
+        name = SCOPES.get(work, "step")
+        if ours["spans"].get(name, 0) != ours["steps"]:
+            raise SideError(f"{ours['spans'].get(name, 0)} {name} scopes, not {ours['steps']}")
     wall = [tuple(pair) for one in done for pair in one["ours"]["wall"]]
     cpu = [tuple(pair) for one in done for pair in one["ours"]["cpu"]]
     plain = statistics.median(plain for plain, _ in wall)
@@ -275,10 +304,16 @@ def measure_lightning(bench: Bench) -> list[Row]:
     return [step_row(bench, "lightning", "Lightning fit, 3 layers", 3, 1)]
 
 
+def measure_sklearn(bench: Bench) -> list[Row]:
+    """Small calls of an estimator of scikit-learn."""
+    return [step_row(bench, "sklearn", "sklearn partial_fit and predict, 16 rows", 3, 1)]
+
+
 GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "transformers": measure_transformers,
     "keras": measure_keras,
     "lightning": measure_lightning,
+    "sklearn": measure_sklearn,
 }
 
 

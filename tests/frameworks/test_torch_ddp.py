@@ -63,11 +63,11 @@ def test_two_ranks_in_one_directory(run_program: RunProgram) -> None:
     assert len(run.named("cirron.session")) == 2
     for rank in range(2):
         spans = [span for span in run.spans if span.rank == rank]
-        assert len(spans) == 1 + 1 + 2 * 5
+        assert len(spans) == 1 + 1 + 2 * 6
         names = {span.name for span in spans}
         assert names == {
             *("cirron.session", "epoch", "step"),
-            *("data_load", "forward", "backward", "optimizer_step"),
+            *("data_load", "forward", "backward", "collective_wait", "optimizer_step"),
         }
         assert len({span.pid for span in spans}) == 1
         session = next(span for span in spans if span.parent_id is None)

@@ -124,6 +124,27 @@ def test_events_are_used_again_each_on_its_device(timer: DeviceTimer, device: De
     assert [span.gpu_ns for span in read_spool().named("forward")] == [1_000_000] * 6
 
 
+def test_a_measurement_that_begins_again(timer: DeviceTimer, device: Device) -> None:
+    """The last gradient counts: its event is the first one's, put into the stream once more."""
+    rec = ci.profile(frameworks=[])._rec
+    assert rec is not None
+    with rec.make_scope("collective_wait", None, {}) as scope:
+        begun = timer.begin()
+        assert begun is not None
+        device.queued += 7
+        assert timer.again(begun) is begun
+        device.queued += 2
+        device.capturing = True
+        timer.again(begun)  # not into a graph
+        device.capturing = False
+        device.queued += 1
+        timer.end(scope, begun)
+    device.passed = device.queued
+    ci.flush()
+    assert device.made == 2
+    assert read_spool().one("collective_wait").gpu_ns == 3_000_000
+
+
 def test_the_pool_is_bounded(timer: DeviceTimer, device: Device) -> None:
     """After a burst at most so many events are kept."""
     ci.profile(frameworks=[])

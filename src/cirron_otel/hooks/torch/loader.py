@@ -40,7 +40,7 @@ class Loaders:
 
     def patch(self, patches: Patches) -> None:
         """Replace ``DataLoader.__iter__`` and ``__next__`` of its iterators."""
-        patches.replace(DataLoader, "__iter__", self._iter(vars(DataLoader)["__iter__"]))
+        patches.replace(DataLoader, "__iter__", self.recorded_iter(vars(DataLoader)["__iter__"]))
         patches.replace(
             _BaseDataLoaderIter, "__next__", self._next(vars(_BaseDataLoaderIter)["__next__"])
         )
@@ -54,7 +54,9 @@ class Loaders:
             or (rec.is_child and rec.worker_id() is not None)
         )
 
-    def _iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded_iter(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """What takes the place of a loader's ``__iter__``."""
+
         @functools.wraps(original)
         def __iter__(loader: DataLoader[Any]) -> Any:  # noqa: ANN401, N807 - torch's iterator
             if self._silent():
