@@ -40,14 +40,15 @@ optimizer = {
 scaler = torch.amp.GradScaler("cpu", enabled=draw.random() < 0.3)
 config = home.MonitorConfig(
     check_every=draw.choice([1, 2, 3]), warmup=draw.choice([0, 3, 8]), patience=draw.choice([2, 4]),
-    alarm_confirmations=draw.choice([1, 2]), sigma=draw.choice([1.5, 2.5]),
+    alarm_confirmations=draw.choice([1, 2]), sigma=draw.choice([1.5, 2.5]), repair_seed=seed,
 )
+repair = draw.choice([False, False, True, "all"])
 convs = [m for m in model.modules() if isinstance(m, (nn.Conv2d, nn.Linear))]
 norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
 MODES = ["calm", "calm", "small", "large", "zero", "nan", "inf", "none", "one"]
 mode = "calm"
 with home.Monitor(model, optimizer, out=out, config=config, verbose=False,
-                  scaler=scaler if scaler.is_enabled() else None) as monitor:
+                  repair=repair, scaler=scaler if scaler.is_enabled() else None) as monitor:
     for step in range(steps):
         if draw.random() < 0.12:
             mode = draw.choice(MODES)
@@ -65,11 +66,11 @@ with home.Monitor(model, optimizer, out=out, config=config, verbose=False,
             elif mode in ("nan", "inf") and draw.random() < 0.7:
                 parameter.grad.view(-1)[0] = float(mode)
         with torch.no_grad():
-            if draw.random() < 0.05:
+            if draw.random() < 0.05 and step:
                 draw.choice(convs).weight[: draw.choice([1, 3, 8])] = draw.choice([0.0, 1e-9])
             if draw.random() < 0.03:
                 draw.choice(norms).bias[: draw.choice([1, 4, 8])] = draw.choice([-5.0, 0.3])
-            if draw.random() < 0.03:
+            if draw.random() < 0.03 and step:
                 draw.choice(norms).weight[: draw.choice([1, 4])] = draw.choice([0.0, 1e-9])
             if draw.random() < 0.03:
                 for m in (*convs, *norms):

@@ -145,7 +145,10 @@ def test_more_dead_channels_within_a_level_are_told() -> None:
                 model[3].bias[: step - 1] = 0.0
         monitor.step()
     monitor.close()
-    found = [(e["step"], e["n_flat"], e.get("rule")) for e in events("run", "channels")]
+    found = [
+        (e["step"], e["n_flat"] + e["n_certified"], e.get("rule"))
+        for e in events("run", "channels")
+    ]
     assert found == [(2, 1, None), (4, 3, "more_channels")]
     assert verify(Path("run")).ok
 

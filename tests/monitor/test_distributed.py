@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cirron_otel.training_record.checking.verify import verify
-from monitor.trainings import diary, rows
+from monitor.trainings import diary, events, rows
 
 _PROGRAM = """
 import json, os, sys
@@ -41,7 +41,33 @@ for step in range(3):
     loss.backward()
     monitor.step(loss)
     optimizer.step()
-print(json.dumps([monitor.rank, monitor.world_size, monitor.dist_mode, monitor.close() is None]))
+closed = monitor.close() is None
+repaired = None
+if mode == "ddp":
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 4))
+    model = nn.parallel.DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    second = ci.Monitor(
+        model, optimizer, out="repaired", check_every=1, repair=True, patience=2, verbose=False
+    )
+    for step in range(8):
+        # Each rank has data of its own.
+        x = torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + rank))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        if step == 2:
+            with torch.no_grad():
+                for found in (inner[0].weight, inner[0].bias, inner[1].bias):
+                    found[:5] = 0.0
+                    found.grad[:5] = 0.0
+        second.step()
+        optimizer.step()
+    second.close()
+    weights = torch.cat([p.detach().flatten() for p in inner.parameters()])
+    repaired = [weights.double().sum().item(), weights.double().square().sum().item(),
+                bool(inner[0].weight[:5].any())]
+print(json.dumps([monitor.rank, monitor.world_size, monitor.dist_mode, closed, repaired]))
 if mode != "alone":
     dist.destroy_process_group()
 """
@@ -69,9 +95,16 @@ def _run(mode: str, directory: Path, ranks: int) -> list[Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["ddp", "fsdp"])
 def test_rank_0_writes_the_norms_of_the_whole_gradient(tmp_path: Path, mode: str) -> None:
-    """The record is that of one process with the same data; the other rank writes nothing."""
-    assert _run("alone", tmp_path / "alone", 1) == [[0, 1, "none", False]]
-    assert _run(mode, tmp_path / mode, 2) == [[0, 2, mode, False], [1, 2, mode, True]]
+    """The record is that of one process with the same data, and both ranks repair alike."""
+    assert _run("alone", tmp_path / "alone", 1) == [[0, 1, "none", False, None]]
+    *ranks, first, second = zip(*_run(mode, tmp_path / mode, 2), strict=True)
+    assert [*ranks, first] == [(0, 1), (2, 2), (mode, mode), (False, True)]
+    if mode == "ddp":
+        assert second[0] == second[1]
+        assert second[0][2]
+        (repair,) = events(tmp_path / mode / "repaired", "repair")
+        assert (repair["channels"], repair["step"]) == ([0, 1, 2, 3, 4], 3)
+        assert verify(tmp_path / mode / "repaired").ok
     run = tmp_path / mode / "run"
     assert verify(run).ok
     alone = rows(tmp_path / "alone" / "run")

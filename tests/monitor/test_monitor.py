@@ -174,10 +174,10 @@ def test_a_monitored_model_is_copied_and_saved(tmp_path: Path) -> None:
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
     x, _ = batch(0)
-    runs = monitor._pipeline._activity.runs.total()  # type: ignore[union-attr]
+    runs = monitor._pipeline._channels._activity.runs.total()  # type: ignore[union-attr]
     for one in (copied, averaged, loaded):
         one(x)
-    assert monitor._pipeline._activity.runs.total() == runs  # type: ignore[union-attr]
+    assert monitor._pipeline._channels._activity.runs.total() == runs  # type: ignore[union-attr]
     torch.save(model, tmp_path / "model.pt")
     program = (
         "import sys, torch; sys.modules['cirron_otel'] = None;"

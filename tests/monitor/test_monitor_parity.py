@@ -25,13 +25,13 @@ STEPS = 120
 _OWN = frozenset(
     {
         "seq", "time", "prev", "hash", "metrics_digest", "metrics_rows", "trace_id", "span_id",
-        "caused_by", "message",
+        "caused_by", "message", "statement", "assumes", "reason", "method", "rng",
+        "other_delta_norm",
     }
 )  # fmt: skip
-#: Nothing is certified here yet: such channels are among the constant ones.
-_NOT_COMPARED = frozenset(
-    {"run_start", "run_end", "manifest", "certificate", "certificate_refused"}
-)
+_NOT_COMPARED = frozenset({"run_start", "run_end", "manifest"})
+#: Of a repair, what the order of a sum decides.
+_SUMS = ("delta_norm", "weight_norm_before", "weight_norm_after", "relative_change")
 
 
 def _run(python: str, package: str, directory: Path, seed: int) -> None:
@@ -54,8 +54,8 @@ def _rows(directory: Path) -> list[tuple[object, ...]]:
         nonfinite = row.get("nonfinite", {})
         loss = nonfinite.get("loss", row["loss"])
         grad = {n: nonfinite.get(f"grad.{n}", value) for n, value in row["grad"].items()}
-        stuck = {n: [c[0] + c[1], c[2], c[3]] for n, c in row["stuck"].items()}
-        found.append((row["step"], _named(loss), {n: _named(v) for n, v in grad.items()}, stuck))
+        grad = {name: _named(value) for name, value in grad.items()}
+        found.append((row["step"], _named(loss), grad, row["stuck"]))
     return found
 
 
@@ -72,9 +72,9 @@ def _events(directory: Path) -> list[dict[str, Any]]:
         if event["event"] in _NOT_COMPARED or "rule" in event:
             continue
         shown = {key: value for key, value in event.items() if key not in _OWN}
-        if "n_certified" in shown:
-            shown["n_flat"] += shown.pop("n_certified")
-            shown["flat"] = sorted(shown["flat"] + shown.pop("certified"))
+        for name in _SUMS:
+            if isinstance(shown.get(name), float):
+                shown[name] = float(f"{shown[name]:.5g}")
         found.append(shown)
     return found
 

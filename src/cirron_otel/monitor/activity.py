@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -20,30 +20,46 @@ class Site(NamedTuple):
 
     producer: str
     module: nn.Module
+    #: The producer itself; how often it runs is counted too.
+    itself: nn.Module
 
 
 class Activity:
     """Hooks on some modules for the windows that end in a check."""
 
-    def __init__(self, model: nn.Module, sites: Iterable[Site], guard: Guard) -> None:
+    def __init__(self, model: nn.Module, sites: Sequence[Site], guard: Guard) -> None:
         self._model = model
-        self._sites = list(sites)
+        self._sites = sites
         self._hooks = Hooks(guard)
         self._peaks: dict[str, torch.Tensor] = {}
-        #: Forward passes of the model, and runs of each site, in this window.
+        #: Forward passes of the model, and runs of each site and of each producer behind it.
         self.passes = 0
         self.runs: Counter[str] = Counter()
+        self._own_runs: Counter[str] = Counter()
+        self._paired = {site.producer for site in sites if site.itself is not site.module}
+        #: Whether the whole window was seen.
+        self.is_whole = False
 
     def begin(self) -> None:
         """Look from now on."""
         self._peaks = {}
         self.passes = 0
         self.runs.clear()
+        self._own_runs.clear()
+        self.is_whole = True
         if self._hooks or not self._sites:
             return
         self._hooks.before(self._model, self._pass_begins)
         for site in self._sites:
             self._hooks.after(site.module, self._seen_at(site.producer))
+            if site.itself is not site.module:
+                self._hooks.after(site.itself, self._ran(site.producer))
+
+    def counts(self, producer: str) -> dict[str, int]:
+        """How often the producer ran in this window, and its BatchNorm where it has one."""
+        if producer in self._paired:
+            return {"producer": self._own_runs[producer], "batchnorm": self.runs[producer]}
+        return {"producer": self.runs[producer]}
 
     def end(self) -> Mapping[str, torch.Tensor]:
         """The largest output by channel of each producer that ran, where it was computed."""
@@ -53,6 +69,7 @@ class Activity:
         """Look no more."""
         self._hooks.remove()
         self._peaks = {}
+        self.is_whole = False
 
     def _pass_begins(self, module: nn.Module, _args: object) -> None:
         self.passes += learns(module)
@@ -63,6 +80,12 @@ class Activity:
                 return
             self.runs[producer] += 1
             self.add(producer, channel_peaks(module, output.detach()))
+
+        return see
+
+    def _ran(self, producer: str) -> Any:  # noqa: ANN401 - a hook
+        def see(module: nn.Module, _args: object, _output: object) -> None:
+            self._own_runs[producer] += learns(module)
 
         return see
 

@@ -26,7 +26,8 @@ class MonitorConfig(msgspec.Struct, frozen=True, kw_only=True):
         loss_spike_factor: how many times its baseline a loss must be at least to be a spike.
         certified_repair_streak: consecutive checks after which a certified channel is repaired.
         decayed_rel_tol: a filter or scale smaller than this part of its layer's median is decayed.
-        repair_seed: seed of repairs; None draws from torch's global generator.
+        repair_seed: seed of repairs, with step and layer; None is 0. The program's random streams
+            are not drawn from.
         certify_optimizers: names of further optimizers that move nothing without a gradient.
         list_limit: indices in an event about channels.
         channel_list_limit: indices in a certificate or repair.

@@ -49,7 +49,9 @@ class Monitor:
         optimizer: the one that trains it; wrappers may be around it.
         out: the run directory of the record; default: ``records/<run id>`` in the recording's
             output directory, or ``monitor_run`` where nothing is recorded.
-        repair: False; repairing channels comes with a later version.
+        repair: True re-initialises channels that stay dead, constant or decayed, but those that
+            were zero at the first check; ``"all"`` these and silent ones too. See
+            ``docs/certificate.md``, and :meth:`undo_repair`.
         check_every: as ``patience``, ``sigma`` and ``warmup`` overrides ``config``.
         name: the run's name in the record; default: the directory's.
         sinks: functions called with ``("event", line)`` and ``("metrics", row)``.
@@ -105,17 +107,18 @@ class Monitor:
         unwrapped = unwrap_model(model)
         self._model = unwrapped.model
         inner = unwrap_optimizer(optimizer)
-        _check_repair(repair, inner)
         scaling = Scaling(scaler, inner)
         watched, total = watched_layers(self._model, layers)
         callbacks = callbacks_of(on_finding)
         stops = (stop_on,) if isinstance(stop_on, str) else tuple(stop_on)
         place = place_of(unwrapped)
+        _check_repair(repair, inner, place.mode)
         self.rank, self.world_size, self.dist_mode = place.rank, place.world_size, place.mode
         facts = manifest.Facts(
             config=self.config, model=self._model, optimizer=inner, layers=watched, total=total,
             patterns=layers, place=place, wrappers=unwrapped.wrappers, scaling=scaling,
             is_compiled=unwrapped.is_compiled, shares_norms=reduce_norms and place.mode == "fsdp",
+            repair=repair,
         )  # fmt: skip
         self._journal = record_anchors.open_journal(
             _directory(out),
@@ -136,15 +139,19 @@ class Monitor:
             },
         )
         self.out = self._journal.directory
-        teller = Teller(self._journal, _recording, sinks, callbacks, stops, verbose=verbose)
-        self._pipeline = Pipeline(facts, self._journal, teller)
+        teller = (
+            Teller(self._journal, _recording, sinks, callbacks, stops, verbose=verbose)
+            if self.rank == 0
+            else Teller(self._journal, lambda: None, (), (), (), verbose=False)
+        )
+        self._pipeline = Pipeline(facts, self._journal, teller, lambda: self._step - 1)
         self._every = self.config.check_every
         self._step = 0
         self._due = 0
         self._checks = 0
         self._loss: object = None
-        # Other ranks have the same gradients: one of them looks, and writes.
-        self._looks = self.rank == 0
+        # Other ranks have the same gradients: one of them looks, and writes. All repair alike.
+        self._looks = self.rank == 0 or repair is not False
         self._takes_part = facts.shares_norms
         self._closed = False
         if self._looks:
@@ -198,6 +205,23 @@ class Monitor:
         trace: TracebackType | None,
     ) -> None:
         self._close(error, report=True)
+
+    def undo_repair(self, layer: str | None = None) -> int:
+        """Put back what the last repair of ``layer`` replaced; without a name, of every layer.
+
+        Weights, BatchNorm and optimizer state of the repaired channels become what they were,
+        whatever has been learned since; the record says so. Returns how many repairs were undone,
+        0 where there is none that can be. Under DDP every rank has to call it. Waits for the
+        device.
+        """
+        if self._closed:
+            raise RuntimeError("this monitor is closed: repairs can no longer be undone")
+        return self._pipeline.undo_repair(layer)
+
+    @property
+    def wants_graph(self) -> bool:
+        """Whether the graph of the step's loss will be looked at, if that is checked."""
+        return self._looks and self._pipeline.wants_graph
 
     @property
     def wants_loss(self) -> bool:
@@ -305,13 +329,15 @@ def _config(config: object, given: dict[str, Any]) -> MonitorConfig:
     return config.replace(**{name: value for name, value in given.items() if value is not None})
 
 
-def _check_repair(repair: object, optimizer: object) -> None:
+def _check_repair(repair: object, optimizer: object, mode: str) -> None:
     if repair not in (False, True, "all"):
         raise ConfigurationError(f"Monitor(repair={repair!r}): give False, True or 'all'")
     if repair is not False and not is_optimizer(optimizer):
         raise ConfigurationError("Monitor(repair=...) needs the torch optimizer of the model")
-    if repair is not False:
-        raise ConfigurationError("Monitor(repair=...): this version does not repair channels")
+    if repair is not False and mode == "fsdp":
+        raise ConfigurationError(
+            "Monitor(repair=...) does not work under FSDP: each rank holds a part of each weight"
+        )
 
 
 def _directory(out: str | Path | None) -> Path:

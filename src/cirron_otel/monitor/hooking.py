@@ -73,8 +73,17 @@ class Hooks:
 
 
 def learns(module: nn.Module) -> bool:
-    """Whether a forward pass of ``module`` is one to learn from."""
-    return module.training and torch.is_grad_enabled()
+    """Whether a forward pass of ``module`` is one to learn from.
+
+    One that activation checkpointing makes again during the backward pass is none.
+    """
+    return module.training and torch.is_grad_enabled() and not in_backward()
+
+
+def in_backward() -> bool:
+    """Whether this thread is in a backward pass."""
+    ask = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 - as torch's own checkpoint
+    return ask is not None and ask() != -1
 
 
 def tensors_in(found: object, depth: int = 4, width: int = 64) -> Iterable[torch.Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron_otel.monitor.config import MonitorConfig
 from cirron_otel.monitor.modules import PRODUCERS, Layer, Place
+from cirron_otel.monitor.owners import family_of
 from cirron_otel.monitor.scaling import Scaling
 from cirron_otel.monitor.structure import Structure
 from cirron_otel.training_record import report as reports
@@ -15,11 +16,8 @@ from cirron_otel.training_record import report as reports
 if TYPE_CHECKING:
     from torch import nn
 
-NO_RELU = (
-    "no ReLU module takes the output (a residual sum, another activation or a functional relu does)"
-)
-NO_OPTIMIZER = "no optimizer was given"
-NOT_YET = "this version issues no certificates"
+NO_RELU = "no ReLU takes the output (a residual sum or another activation does)"
+IN_PARTS = "each rank holds a part of each weight: channels are not looked at"
 _REPORT = "report.html"
 
 
@@ -39,11 +37,27 @@ class Facts(NamedTuple):
     is_compiled: bool
     #: Whether the norms of all ranks' shards are put together.
     shares_norms: bool
+    #: Whether channels are repaired: False, True or "all".
+    repair: bool | str = False
 
     @property
     def scans_channels(self) -> bool:
         """Whether channels are looked at: not where a rank holds only a part of each weight."""
         return self.place.mode != "fsdp"
+
+    @property
+    def repair_targets(self) -> list[str]:
+        """The classes of channels that are repaired."""
+        if self.repair is False:
+            return []
+        # Whether a channel is silent depends on a rank's own data.
+        silent = self.repair == "all" and self.place.mode == "none"
+        return ["certified", "flat", "decayed", *(["silent"] if silent else [])]
+
+    @property
+    def repair_seed(self) -> int:
+        """The seed of repairs: the program's own random streams are never drawn from."""
+        return self.config.repair_seed or 0
 
 
 def watched_pairs(facts: Facts, structure: Structure) -> dict[str, str]:
@@ -61,13 +75,11 @@ def structure_fields(facts: Facts, structure: Structure) -> dict[str, Any]:
     }
 
 
-def why_never_certified(facts: Facts, structure: Structure, producer: str) -> str | None:
-    """Why nothing can ever be proven about a producer's channels; None where something can."""
-    if not structure.has_relu(producer):
-        return NO_RELU if structure.seen else _unseen(facts)
-    if facts.optimizer is None:
-        return NO_OPTIMIZER
-    return structure.blocked.get(producer)
+def why_no_relu(facts: Facts, structure: Structure, producer: str) -> str | None:
+    """Why no ReLU is known to follow a producer; None where one does."""
+    if structure.has_relu(producer):
+        return None
+    return NO_RELU if structure.seen else _unseen(facts)
 
 
 def _unseen(facts: Facts) -> str:
@@ -76,8 +88,10 @@ def _unseen(facts: Facts) -> str:
     return "no forward pass in training mode was seen before the first check"
 
 
-def manifest_fields(facts: Facts, structure: Structure, scale: float | None) -> dict[str, Any]:
-    """The fields of ``manifest`` beyond the step."""
+def manifest_fields(
+    facts: Facts, structure: Structure, scale: float | None, never: Mapping[str, str]
+) -> dict[str, Any]:
+    """The fields of ``manifest`` beyond the step. ``never``: see ``Certificates``."""
     return {
         "check_every": facts.config.check_every,
         "layers": {
@@ -91,8 +105,8 @@ def manifest_fields(facts: Facts, structure: Structure, scale: float | None) -> 
                 "kind": layer.kind,
                 "batchnorm": structure.pairs.get(layer.name),
                 "relu_after": structure.has_relu(layer.name),
-                "certificate": False,
-                "reason": why_never_certified(facts, structure, layer.name) or NOT_YET,
+                "certificate": facts.scans_channels and layer.name not in never,
+                "reason": never.get(layer.name) if facts.scans_channels else IN_PARTS,
             }
             for layer in facts.layers
             if layer.kind in PRODUCERS
@@ -100,12 +114,12 @@ def manifest_fields(facts: Facts, structure: Structure, scale: float | None) -> 
         "channel_checks": facts.scans_channels,
         "optimizer": {
             "type": None if facts.optimizer is None else type(facts.optimizer).__name__,
-            "certificate_family": None,
+            "certificate_family": family_of(facts.optimizer, facts.config.certify_optimizers),
         },
         "repair": {
-            "mode": False,
-            "targets": [],
-            "rng": None,
+            "mode": facts.repair,
+            "targets": facts.repair_targets,
+            "rng": None if facts.repair is False else f"seed {facts.repair_seed}, step and layer",
             "modification_class": "discrete",
             "bound": None,
         },
@@ -135,7 +149,10 @@ def _notes(facts: Facts, structure: Structure) -> list[str]:
             + ("are put together" if facts.shares_norms else "are those of this rank's part")
         )
     if facts.place.world_size > 1:
-        notes.append("rank 0 alone looks and writes")
+        notes.append(
+            "rank 0 alone "
+            + ("looks and writes" if facts.repair is False else "writes; all repair alike")
+        )
     if facts.scaling.given:
         notes.append("steps that the gradient scaler skips are seen at checks only")
     return notes

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,8 @@ class Observation(NamedTuple):
     peaks: dict[str, torch.Tensor]
     #: Watched modules that learn and have no gradient at all, in the model's order.
     without_gradient: list[str]
+    #: Further numbers that were asked for, by whoever asked.
+    further: Mapping[str, Mapping[str, float]] = MappingProxyType({})
 
 
 @torch.no_grad()
@@ -83,17 +86,20 @@ def observe(  # noqa: PLR0913 - what there is to look at
     scale: torch.Tensor | float | None,
     bears_scale: bool,
     is_shared: bool = False,
+    further: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({}),
 ) -> Observation:
     """Look once. ``loss`` is a number, a tensor of one number, or None.
 
     ``is_shared`` puts the norms of all ranks' shards together, by a collective that every rank has
     to take part in.
 
+    ``further`` are numbers on a device that go along with the read, by who asks.
+
     Gradients that bear the ``scale`` are divided by it. The calling thread; waits for the device
     where the tensors are on one.
     """
     grad, absent = _gradients(layers)
-    read = _Read()
+    read = Read()
     norms = _module_norms(grad, read)
     loss_at = read.put(loss.detach()) if isinstance(loss, torch.Tensor) else None
     rows_at = {
@@ -103,6 +109,10 @@ def observe(  # noqa: PLR0913 - what there is to look at
     }
     peaks_at = {one.name: read.put(one.peak) for one in wanted if one.peak is not None}
     scale_at = read.put(scale) if isinstance(scale, torch.Tensor) else None
+    further_at = {
+        asker: {name: read.put(number) for name, number in numbers.items()}
+        for asker, numbers in further.items()
+    }
     read.now()
     by_name: dict[str, float] = {}
     for names, at in norms:
@@ -127,6 +137,10 @@ def observe(  # noqa: PLR0913 - what there is to look at
         },
         {name: read.vector(at) for name, at in peaks_at.items()},
         absent,
+        {
+            asker: {name: float(read.vector(at)) for name, at in places.items()}
+            for asker, places in further_at.items()
+        },
     )
 
 
@@ -152,16 +166,14 @@ def _gradients(layers: Iterable[Layer]) -> tuple[dict[str, list[torch.Tensor]], 
     return found, absent
 
 
-def _module_norms(
-    grad: Mapping[str, list[torch.Tensor]], read: _Read
-) -> list[tuple[list[str], _At]]:
+def _module_norms(grad: Mapping[str, list[torch.Tensor]], read: Read) -> list[tuple[list[str], At]]:
     """The L2 norm of all gradients of each module; low precision is added up in float32."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[str, list[torch.Tensor]]]] = {}
     for name, own in grad.items():
         is_double = any(g.dtype in _DOUBLE for g in own)
         key = (own[0].device, torch.float64 if is_double else torch.float32)
         groups.setdefault(key, []).append((name, own))
-    places: list[tuple[list[str], _At]] = []
+    places: list[tuple[list[str], At]] = []
     for (device, dtype), members in groups.items():
         norms = _norms([g.to(device) for _, own in members for g in own], dtype)
         width = max(len(own) for _, own in members)
@@ -299,7 +311,7 @@ def _nonzero_rows(weight: torch.Tensor) -> torch.Tensor:
 # --- the read ---------------------------------------------------------------------------------
 
 
-class _At(NamedTuple):
+class At(NamedTuple):
     """Where a value lies in what is read: in which pack, from which entry on, how many."""
 
     pack: _Pack
@@ -316,13 +328,13 @@ class _Pack:
         self.read = torch.empty(0)
 
 
-class _Read:
+class Read:
     """Gathers vectors, reads them in one transfer per device and number type, gives them out."""
 
     def __init__(self) -> None:
         self._packs: dict[tuple[torch.device, torch.dtype], _Pack] = {}
 
-    def put(self, tensor: torch.Tensor) -> _At:
+    def put(self, tensor: torch.Tensor) -> At:
         """Have a vector, or a number, read; low precision travels as float32."""
         tensor = local(tensor).reshape(-1)
         if tensor.dtype not in _DOUBLE and tensor.dtype is not torch.float32:
@@ -331,7 +343,7 @@ class _Read:
         pack = self._packs.get(key)
         if pack is None:
             pack = self._packs[key] = _Pack()
-        at = _At(pack, pack.size, tensor.numel())
+        at = At(pack, pack.size, tensor.numel())
         pack.parts.append(tensor)
         pack.size += at.size
         return at
@@ -343,6 +355,6 @@ class _Read:
             pack.read = joined if device.type == "cpu" else joined.cpu()
 
     @staticmethod
-    def vector(at: _At) -> torch.Tensor:
+    def vector(at: At) -> torch.Tensor:
         """What was put there, on the CPU."""
         return at.pack.read[at.first : at.first + at.size]

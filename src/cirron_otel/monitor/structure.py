@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
@@ -20,6 +21,17 @@ from cirron_otel.monitor.activity import channel_peaks
 from cirron_otel.monitor.hooking import Hooks, learns, tensors_in
 from cirron_otel.monitor.modules import BATCHNORMS, PRODUCERS, RELUS
 
+#: Nodes of a ReLU that is called as a function.
+_RELU_NODES = frozenset({"ReluBackward0"})
+#: Nodes of activations that put out next to nothing below some input: there the slope is less than
+#: 1e-6 (GELU, SiLU, ELU), or zero.
+_ZERO_BELOW = {
+    "GeluBackward0": -5.4,
+    "SiluBackward0": -17.0,
+    "EluBackward0": -14.0,
+    "HardswishBackward0": -3.0,
+    "HardsigmoidBackward0": -3.0,
+}
 #: Nodes that only change the number type: who uses their result uses what they were given.
 _CASTS = frozenset({"ToCopyBackward0"})
 
@@ -29,7 +41,7 @@ class Structure(NamedTuple):
 
     #: Producer to the BatchNorm that it feeds.
     pairs: dict[str, str]
-    #: Layers whose output a ReLU module takes.
+    #: Layers whose output a ReLU takes.
     relu_after: frozenset[str]
     #: Where the walk began: ``loss``, ``model outputs``, or None where there was no graph.
     graph: str | None
@@ -37,9 +49,16 @@ class Structure(NamedTuple):
     blocked: dict[str, str]
     #: Whether a forward pass in training mode was seen at all.
     seen: bool
+    #: Layers whose output another activation takes, and below which input that is next to zero.
+    zero_below: Mapping[str, float] = MappingProxyType({})
+
+    def quiet_below(self, producer: str) -> float | None:
+        """Below which value an output of the layer never counts; None where there is none."""
+        name = self.pairs.get(producer, producer)
+        return 0.0 if name in self.relu_after else self.zero_below.get(name)
 
     def has_relu(self, producer: str) -> bool:
-        """Whether a ReLU module follows the producer, or the BatchNorm that it feeds."""
+        """Whether a ReLU follows the producer, or the BatchNorm that it feeds."""
         return self.pairs.get(producer, producer) in self.relu_after
 
 
@@ -69,6 +88,7 @@ class Discovery:
         self._runs: Counter[str] = Counter()
         self._passes = 0
         self._sizes: dict[str, int] = {}
+        self._universe = universe
         #: The largest output of each channel, by module.
         self.peaks: dict[str, torch.Tensor] = {}
         self._install(model, universe)
@@ -146,15 +166,31 @@ class Discovery:
         has_graph = root is not None and hasattr(root, "next_functions")
         roots = [root] if has_graph else self._roots
         graph = ("loss" if has_graph else "model outputs") if roots else None
-        found = Structure(pairs, frozenset(self._relu_after), graph, {}, self._passes > 0)
         consumers = _consumers(roots)
+        below = self._activations(consumers)
+        found = Structure(pairs, frozenset(self._relu_after), graph, {}, self._passes > 0, below)
+        uses = _uses_of_parameters(consumers)
         for producer in self._producers:
             if found.has_relu(producer):
                 why = self._blocker(producer, pairs.get(producer), graph, consumers)
+                why = why or self._direct_use(producer, pairs.get(producer), uses)
                 if why is not None:
                     found.blocked[producer] = why
         self.forget()
         return found
+
+    def _activations(self, consumers: Mapping[Any, list[Any]]) -> dict[str, float]:
+        """Take in ReLUs that are called as functions; give other activations with a zero region."""
+        below: dict[str, float] = {}
+        for name, node in self._nodes.items():
+            for user in _users(node, consumers):
+                kind = "" if user is _RETURNED else user.name()
+                if kind in _RELU_NODES:
+                    self._relu_after.add(name)
+                    self._relu_nodes.add(user)
+                elif kind in _ZERO_BELOW:
+                    below[name] = _ZERO_BELOW[kind]
+        return below
 
     def forget(self) -> None:
         """Take the hooks away and let go of tensors and graphs."""
@@ -202,7 +238,22 @@ class Discovery:
                 if after is not self._nodes.get(chain[place + 1]):
                     return f"the output of {name!r} is not used by {chain[place + 1]!r} alone"
             elif after not in self._relu_nodes:
-                return f"the output of {name!r} is used by something else than a ReLU module"
+                return f"the output of {name!r} is used by something else than a ReLU"
+        return None
+
+    def _direct_use(
+        self, producer: str, batchnorm: str | None, uses: Mapping[int, int]
+    ) -> str | None:
+        """Whether something else than the layers uses their parameters: a penalty, a tied layer."""
+        for name in (producer, batchnorm):
+            own = {} if name is None else self._universe[name]._parameters  # noqa: SLF001
+            for key, parameter in own.items():
+                count = uses.get(id(parameter), 1)
+                if count != 1:
+                    return (
+                        f"'{name}.{key}' is used {count} times in the graph: the loss depends on "
+                        "it past the layer too"
+                    )
         return None
 
 
@@ -229,6 +280,25 @@ def _consumers(roots: list[Any]) -> dict[Any, list[Any]]:
                 waiting.append(before)
             found[before].append(node)
     return found
+
+
+def _uses_of_parameters(consumers: Mapping[Any, list[Any]]) -> dict[int, int]:
+    """How many nodes use each parameter that is in the graph, by its id."""
+    found: dict[int, int] = {}
+    for node in consumers:
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            found[id(variable)] = sum(1 for _ in _users(node, consumers))
+    return found
+
+
+def _users(node: Any, consumers: Mapping[Any, list[Any]]) -> Iterator[Any]:  # noqa: ANN401 - autograd's nodes
+    """Who uses a result, number casts seen through, once an edge."""
+    for user in consumers.get(node, ()):
+        if user is not _RETURNED and user.name() in _CASTS:
+            yield from _users(user, consumers)
+        else:
+            yield user
 
 
 def _sole_consumer(node: Any, consumers: Mapping[Any, list[Any]]) -> tuple[Any, str | None]:  # noqa: ANN401 - autograd's nodes

@@ -186,6 +186,8 @@ def _no_gradients(line: Mapping[str, Any]) -> Finding:
 
 def _channels(line: Mapping[str, Any]) -> Finding:
     layer, total = line["layer"], line["channels"]
+    if "n_violated" in line:
+        return _violated(line)
     counts = {
         "proven dead": line["n_certified"],
         "constant": line["n_flat"],
@@ -198,6 +200,41 @@ def _channels(line: Mapping[str, Any]) -> Finding:
     message = f"{how_many} channels of {_layer(layer)} are stuck ({parts})"
     more = {"stuck": stuck, "channels": total, "level": line["level"]}
     return Finding("stuck_channels", "warning", message, layer, line["step"], more)
+
+
+def _violated(line: Mapping[str, Any]) -> Finding:
+    layer, count = line["layer"], line["n_violated"]
+    message = (
+        f"the proof that {_count(count)} of {_layer(layer)} stay dead no longer holds: "
+        f"{line['reason']}"
+    )
+    step = line.get("seen_at", line["step"])
+    return Finding(
+        "certificate_violated", "warning", message, layer, step, {"channels": count}
+    )  # fmt: skip
+
+
+def _certificate(line: Mapping[str, Any]) -> Finding:
+    layer, count = line["layer"], line["count"]
+    message = f"{_count(count)} of {_layer(layer)} can be proven to stay dead"
+    return Finding("proven_dead", "info", message, layer, line["step"], {"channels": count})
+
+
+def _repair(line: Mapping[str, Any]) -> Finding:
+    layer, count, change = line["layer"], line["count"], line["relative_change"]
+    size = "" if change is None else f"; its weight changed by {change:.1%} of its norm"
+    if line.get("rule") == "undone":
+        kind, what = "repair_undone", f"the repair of {_count(count)} of {_layer(layer)} was undone"
+    else:
+        kind, what = "repaired", f"{_count(count)} of {_layer(layer)} were begun anew"
+    return Finding(
+        kind, "warning", what + size, layer, line["step"],
+        {"channels": count, "delta_norm": line["delta_norm"]},
+    )  # fmt: skip
+
+
+def _count(channels: int) -> str:
+    return "one channel" if channels == 1 else f"{channels} channels"
 
 
 def _channels_cleared(line: Mapping[str, Any]) -> Finding:
@@ -228,4 +265,6 @@ _WORDS: dict[str, Callable[[Mapping[str, Any]], Finding]] = {
     "no_gradients": _no_gradients,
     "channels": _channels,
     "channels_cleared": _channels_cleared,
+    "certificate": _certificate,
+    "repair": _repair,
 }

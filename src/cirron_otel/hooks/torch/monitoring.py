@@ -121,7 +121,7 @@ class Monitoring:
             return
         value = loss.detach()
         self._loss = value if self._loss is None else self._loss + value
-        if self._ahead or any(monitor.checks == 0 for _, monitor in self._by_model):
+        if self._ahead or any(monitor.wants_graph for _, monitor in self._by_model):
             self._node = loss.grad_fn
 
     def _wants_losses(self) -> bool:

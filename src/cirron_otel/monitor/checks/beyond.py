@@ -18,6 +18,7 @@ from cirron_otel.monitor.observing import Observation
 Event = tuple[str, dict[str, Any]]
 #: Weight of a new value in the trend of the loss.
 _TREND_RATE = 0.1
+_NOW_RATE = 0.5
 #: Checks without a new best trend until a loss counts as not improving, and what is an improvement.
 _PLATEAU_CHECKS = 60
 _IMPROVEMENT = 0.005
@@ -175,6 +176,8 @@ class _Trend:
     def __init__(self, config: MonitorConfig) -> None:
         self._config = config
         self._mean = 0.0
+        #: The same with a short memory: a loss that has come down again does not diverge.
+        self._now = 0.0
         self._count = 0
         self._best = math.inf
         self._since_best = 0
@@ -186,12 +189,14 @@ class _Trend:
         self._count += 1
         rate = max(_TREND_RATE, 1 / self._count)
         self._mean += rate * (loss - self._mean)
+        self._now += max(_NOW_RATE, rate) * (loss - self._now)
         mean, config = self._mean, self._config
         if mean < self._best - _IMPROVEMENT * abs(self._best) or math.isinf(self._best):
             self._best, self._since_best, self._above, self._told = mean, 0, 0, None
             return
         self._since_best += 1
-        self._above = self._above + 1 if mean > config.loss_spike_factor * self._best > 0 else 0
+        is_above = min(mean, self._now) > config.loss_spike_factor * self._best > 0
+        self._above = self._above + 1 if is_above else 0
         if self._above >= 2 * config.patience and self._count > config.warmup:
             if self._told != "loss_diverging":
                 self._told = "loss_diverging"

@@ -101,6 +101,18 @@ def classify(rows: Rows, *, has_relu: bool, tolerance: float) -> Classes:
     return Classes(zero_row, zero_scale, constant, decayed)
 
 
+def channels_of(
+    total: int, classes: Classes | None, certified: torch.Tensor, quiet: torch.Tensor | None
+) -> Channels:
+    """The channels by class; a candidate without a certificate counts as constant."""
+    if classes is None:
+        return Channels(total, [], [], [] if quiet is None else indices(quiet), [])
+    flat = (classes.constant | classes.candidate) & ~certified
+    known = flat | certified | classes.decayed
+    silent = [] if quiet is None else indices(quiet & ~known)
+    return Channels(total, indices(certified), indices(flat), silent, indices(classes.decayed))
+
+
 def _small(sizes: torch.Tensor, tolerance: float) -> torch.Tensor:
     """Above 0 and at most ``tolerance`` times the lower median of those that are not 0."""
     nonzero = sizes[sizes != 0]

@@ -245,6 +245,8 @@ class _Gatherer:
 
     def _repair(self, event: Event, line: dict[str, object]) -> None:
         layer = self.layer(event.layer) if event.layer is not None else None
+        if line.get("rule") == "undone":
+            return
         if layer is not None:
             layer.repairs += 1
             layer.channels_repaired += max(whole(line.get("count")) or 0, 0)

@@ -172,7 +172,11 @@ def _channels(fields: Mapping[str, object]) -> str:
     )
     parts = [f"{count(fields.get(key))} {word}" for key, word in kinds if fields.get(key)]
     of = f" of {count(fields.get('channels'))} channels"
-    return (", ".join(parts) or "none") + of
+    told = (", ".join(parts) or "none") + of
+    if "n_violated" in fields:
+        gone = count(fields.get("n_violated"))
+        return f"{gone} no longer proven dead: {clean(str(fields.get('reason')), 160)}; {told}"
+    return told
 
 
 def _many(fields: Mapping[str, object], key: str) -> int:
@@ -196,7 +200,8 @@ def _repair(fields: Mapping[str, object]) -> str:
         if isinstance(size, (int, float))
         else ""
     )
-    return f"{count(fields.get('count'))} channels re-initialised{change}"
+    what = "put back as they were" if fields.get("rule") == "undone" else "re-initialised"
+    return f"{count(fields.get('count'))} channels {what}{change}"
 
 
 def _end(fields: Mapping[str, object]) -> str:

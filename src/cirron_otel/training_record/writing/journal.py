@@ -122,6 +122,8 @@ class Journal:
         self.guard = guard or Guard()
         #: Optimizer steps so far, for ``run_end``; whoever counts them sets it.
         self.steps = 0
+        #: Further fields of ``run_end``.
+        self.end_fields: dict[str, object] = {}
         self._clock = clock or Clock()
         self._strict = os.environ.get("CIRRON_OTEL_STRICT") == "1" if strict is None else strict
         self._messages = record_error_messages
@@ -330,7 +332,7 @@ class Journal:
 
     def _end(self, fields: Mapping[str, object]) -> dict[str, Any]:
         line = self._writer.end(
-            {"run_id": self.run_id, **fields},
+            {"run_id": self.run_id, **self.end_fields, **fields},
             steps=self.steps,
             lost_events=self._lost_events,
             lost_rows=self._lost_rows,

@@ -1,0 +1,453 @@
+"""Everything about channels: their classes at each check, certificates, repairs, and the events."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cirron_otel.findings import Finding
+from cirron_otel.monitor import certificate, manifest
+from cirron_otel.monitor.certificate import Certificates, Evidence, Verdict, Window
+from cirron_otel.monitor.checks.channels import (
+    Channels,
+    Classes,
+    Silence,
+    channels_of,
+    classify,
+    indices,
+    nothing_stuck,
+)
+from cirron_otel.monitor.guardian import WRITTEN, Guardian
+from cirron_otel.monitor.owners import Owners, family_of
+from cirron_otel.monitor.producers import (
+    Producer,
+    activity_of,
+    find_producers,
+    shared_parameters,
+)
+from cirron_otel.monitor.repairs import Repairs
+from cirron_otel.monitor.structure import Discovery, Structure
+
+if TYPE_CHECKING:
+    from cirron_otel._guard import Guard
+    from cirron_otel.monitor.activity import Activity
+    from cirron_otel.monitor.manifest import Facts
+    from cirron_otel.monitor.observing import Observation, Wanted
+
+Event = tuple[str, dict[str, Any]]
+#: The rule of an event that ends a certificate.
+VIOLATED = "certificate_violated"
+
+
+class ChannelWatch:
+    """What is remembered of the channels of all layers. The training thread.
+
+    ``tell`` writes an event between two checks, ``now`` gives the step under way.
+    """
+
+    def __init__(
+        self, facts: Facts, guard: Guard, tell: Callable[..., object], now: Callable[[], int]
+    ) -> None:
+        self._facts = facts
+        self._guard = guard
+        self._tell, self._now = tell, now
+        #: The optimizers that are known.
+        self.owners = Owners(facts.optimizer, facts.config.certify_optimizers)
+        self._certificates = Certificates(self.owners)
+        self._repair = Repairs(facts, self.owners)
+        self._guardian = Guardian(facts.model, self.owners, guard, self._violated_between)
+        self._structure: Structure | None = None
+        self._activity: Activity | None = None
+        #: Looks again at what follows certified layers.
+        self._retest: Discovery | None = None
+        self.producers: list[Producer] = []
+        self._silence: dict[str, Silence] = {}
+        self._levels: dict[str, str] = {}
+        self._told_stuck: dict[str, int] = {}
+        #: Channels that were zero at the first check, and still are.
+        self._from_start: dict[str, torch.Tensor] = {}
+        self._certified_once: set[str] = set()
+        self._refused: set[tuple[str, str]] = set()
+        self._last: dict[str, Channels] = {}
+        self._step: int | None = None
+        self._told_quiet: dict[str, int] = {}
+        #: Of the last check, what is no event.
+        self.findings: list[Finding] = []
+        self.violated = 0
+        #: Counts by class of each producer at the last check.
+        self.stuck: dict[str, list[int]] = {}
+
+    @property
+    def never(self) -> Mapping[str, str]:
+        """By producer, why nothing of it can ever be proven."""
+        return self._certificates.never
+
+    @property
+    def wants_graph(self) -> bool:
+        """Whether the graph of the next checked loss will be looked at."""
+        return self._structure is None or bool(self._guardian.layers)
+
+    # --- windows ----------------------------------------------------------------------------------
+
+    def begin(self, structure: Structure, discovery: Discovery | None) -> None:
+        """The structure is known: say whose channels are looked at."""
+        self._structure = structure
+        self.find_producers()
+        for one in self.producers if discovery is not None and self._activity is not None else ():
+            peak = discovery.peaks.get(one.batchnorm_name or one.name)  # type: ignore[union-attr]
+            if one.quiet_below is not None and peak is not None:
+                self._activity.add(one.name, peak)  # type: ignore[union-attr]
+
+    def find_producers(self) -> None:
+        """Look at the producers there are now: at first, and when layers begin to learn."""
+        structure, facts = self._structure, self._facts
+        if structure is None:
+            return
+        if self._activity is not None:
+            self._activity.stop()
+        self.producers = find_producers(facts, structure)
+        self._activity = activity_of(facts, self.producers, self._guard)
+        family = family_of(facts.optimizer, facts.config.certify_optimizers)
+        shared = shared_parameters(facts.model)
+        for one in self.producers:
+            self._silence.setdefault(one.name, Silence(one.channels))
+            why = manifest.why_no_relu(facts, structure, one.name) or certificate.why_never(
+                one, facts.optimizer, family, structure.blocked, shared
+            )
+            if why is not None:
+                self._certificates.forbid(one.name, why)
+
+    def begin_window(self) -> None:
+        """The next step is checked."""
+        self._guardian.tidy()
+        if self._activity is not None:
+            self._activity.begin()
+        layers = self._guardian.layers
+        if layers and self._retest is None:
+            modules = {one.name: one.module for one in layers}
+            modules |= {
+                one.batchnorm_name: one.batchnorm for one in layers
+                if one.batchnorm is not None and one.batchnorm_name is not None
+            }  # fmt: skip
+            self._retest = Discovery(self._facts.model, modules, self._guard)
+
+    def end_window(self) -> None:
+        """Look at forward passes no more."""
+        if self._activity is not None:
+            self._activity.stop()
+
+    def stop(self) -> None:
+        """Take every hook away."""
+        self.end_window()
+        if self._retest is not None:
+            self._retest.forget()
+        inside = self._guardian.inside
+        self._guardian.stop()
+        if not inside:
+            self.owners.stop()
+
+    # --- a check ----------------------------------------------------------------------------------
+
+    def wanted(self) -> list[Wanted]:
+        """What the check has to look at."""
+        peaks = {} if self._activity is None else self._activity.end()
+        tolerance = self._facts.config.decayed_rel_tol
+        return [one.wanted(peaks, tolerance) for one in self.producers]
+
+    def look(self, seen: Observation, root: object, *, skips: bool) -> Iterator[Event]:
+        """The events of one check, in the order in which they are written.
+
+        ``root`` is the loss, or the node that made it; ``skips`` says that a gradient scaler will
+        skip this step.
+        """
+        step, first = seen.step, self._step is None
+        window = Window(None if first else self._activity, step - (self._step or 0), skips)
+        self._step = step
+        self.stuck, self.findings = {}, []
+        self._certificates.begin(self.producers)
+        classes = {one.name: self._classes_of(one, seen) for one in self.producers}
+        if first:
+            self._from_start = {
+                name: zero
+                for name, found in classes.items()
+                if found is not None and bool((zero := found.candidate | found.constant).any())
+            }
+        evidence = self._certificates.gather(
+            one for one in self.producers if self._is_suspect(one, classes[one.name])
+        )
+        self._look_at_structure_again(root)
+        for producer in self.producers:
+            found = self._without_learning(producer.name, classes[producer.name], evidence)
+            yield from self._look_at(producer, seen, window, found, evidence)
+
+    def _classes_of(self, producer: Producer, seen: Observation) -> Classes | None:
+        rows, tolerance = seen.rows.get(producer.name), self._facts.config.decayed_rel_tol
+        has_relu = producer.has_relu
+        if rows is None or nothing_stuck(rows, has_relu=has_relu, tolerance=tolerance):
+            return None
+        return classify(rows, has_relu=has_relu, tolerance=tolerance)
+
+    def _is_suspect(self, producer: Producer, classes: Classes | None) -> bool:
+        if self._guardian.channels(producer.name) is not None:
+            return True
+        if classes is None:
+            return False
+        return producer.name in self._from_start or bool(classes.candidate.any())
+
+    def _without_learning(
+        self, name: str, classes: Classes | None, evidence: Mapping[str, Evidence]
+    ) -> Classes | None:
+        """The classes without channels that began as zeros and have a gradient: they will learn."""
+        zero = self._from_start.get(name)
+        if zero is None:
+            return classes
+        if classes is None:
+            del self._from_start[name]
+            return None
+        zero = self._from_start[name] = zero & (classes.candidate | classes.constant)
+        learns = zero & evidence[name].gradient
+        if not bool(learns.any()):
+            return classes
+        return Classes(
+            classes.zero_row & ~learns, classes.zero_scale & ~learns, classes.constant & ~learns,
+            classes.decayed,
+        )  # fmt: skip
+
+    def _look_at_structure_again(self, root: object) -> None:
+        """Whether what follows a certified layer is still what it was."""
+        retest, self._retest = self._retest, None
+        if retest is None:
+            return
+        again = retest.finish(root)
+        if not again.seen or again.graph is None:
+            return
+        for one in self._guardian.layers:
+            if not again.has_relu(one.name) or again.pairs.get(one.name) != one.batchnorm_name:
+                self._certificates.forbid(one.name, "something else follows it now than at first")
+            elif (why := again.blocked.get(one.name)) is not None:
+                self._certificates.forbid(one.name, why)
+
+    def _look_at(
+        self, producer: Producer, seen: Observation, window: Window, classes: Classes | None,
+        evidence: Mapping[str, Evidence],
+    ) -> Iterator[Event]:  # fmt: skip
+        name, config = producer.name, self._facts.config
+        silence = self._silence[name]
+        peak = seen.peaks.get(name)
+        if producer.quiet_below:
+            peak = None if peak is None else peak - producer.quiet_below
+        silence.update(peak)
+        quiet = silence.lasting(config.patience)
+        if quiet is not None and not producer.has_relu:
+            self._nearly_silent(seen.step, producer, quiet)
+            quiet = None  # the record's classes are about ReLUs
+        standing = self._guardian.channels(name)
+        if classes is None and standing is None:
+            channels = Channels(
+                producer.channels, [], [], [] if quiet is None else indices(quiet), []
+            )
+            yield from self._levels_of(seen.step, producer, channels)
+            yield from self._repairs(seen.step, producer, None, None, quiet)
+            return
+        verdict, again = self._verdict(producer, window, classes, evidence)
+        certified = verdict.certified
+        channels = channels_of(producer.channels, classes, certified, quiet)
+        if standing is not None:
+            broken = self._broken(producer, standing, window, classes, again)
+            for why, mask in broken:
+                standing = standing & ~mask
+                yield self._violation(seen.step, producer, channels, mask, why)
+        yield from self._levels_of(seen.step, producer, channels)
+        if bool(certified.any()):
+            yield from self._certify(seen.step, producer, certified, standing)
+        for why, count in verdict.refused:
+            if count and (name, why) not in self._refused:
+                self._refused.add((name, why))
+                yield (
+                    "certificate_refused",
+                    {
+                        "step": seen.step, "severity": "info", "layer": name,
+                        "batchnorm": producer.batchnorm_name, "count": count, "reason": why,
+                    },
+                )  # fmt: skip
+        standing = certified if standing is None else standing | certified
+        self._guardian.watch(producer, standing)
+        yield from self._repairs(seen.step, producer, classes, certified, quiet)
+
+    def _verdict(
+        self, producer: Producer, window: Window, classes: Classes | None,
+        evidence: Mapping[str, Evidence],
+    ) -> tuple[Verdict, Evidence | None]:  # fmt: skip
+        nowhere = torch.zeros(producer.channels, dtype=torch.bool)
+        known = evidence.get(producer.name)
+        if classes is None or known is None or not bool(classes.candidate.any()):
+            return Verdict(nowhere, []), known
+        judge, why_not = self._certificates.judge, self._certificates.why_not
+        verdict = judge(classes, why_not(producer, window), known)
+        standing = self._guardian.channels(producer.name)
+        new = verdict.certified if standing is None else verdict.certified & ~standing
+        if bool(new.any()) and self._certificates.look_for_others(producer):
+            known = self._certificates.gather([producer])[producer.name]
+            verdict = judge(classes, why_not(producer, window), known)
+        return verdict, known
+
+    def _nearly_silent(self, step: int, producer: Producer, quiet: torch.Tensor) -> None:
+        """Units behind a GELU or the like that put out next to nothing: told as they grow."""
+        count, told = int(quiet.sum()), self._told_quiet.get(producer.name, 0)
+        self._told_quiet[producer.name] = max(count, told)
+        if count > told:
+            found = indices(quiet)[: self._facts.config.list_limit]
+            self.findings.append(
+                Finding(
+                    "silent_units", "warning",
+                    f"{count} of {producer.channels} units of layer {producer.name!r} have put out "
+                    f"next to nothing behind their activation at "
+                    f"{self._facts.config.patience} checks on end",
+                    producer.name, step, {"units": found, "count": count},
+                )
+            )  # fmt: skip
+
+    # --- certificates -----------------------------------------------------------------------------
+
+    def _certify(
+        self, step: int, producer: Producer, certified: torch.Tensor, standing: torch.Tensor | None
+    ) -> Iterator[Event]:
+        name, rule = producer.name, None
+        new = certified if standing is None else certified & ~standing
+        if name in self._certified_once:
+            rule = "more_channels" if standing is not None and bool(standing.any()) else "again"
+        self._certified_once.add(name)
+        found = indices(new)
+        if not found:
+            return
+        yield (
+            "certificate",
+            {
+                "step": step, "severity": "proof", "layer": name,
+                "batchnorm": producer.batchnorm_name,
+                "channels": found[: self._facts.config.channel_list_limit], "count": len(found),
+                "statement": certificate.STATEMENT, "assumes": certificate.ASSUMES,
+                **({} if rule is None else {"rule": rule}),
+            },
+        )  # fmt: skip
+
+    def _broken(
+        self, producer: Producer, standing: torch.Tensor, window: Window, classes: Classes | None,
+        evidence: Evidence | None,
+    ) -> list[tuple[str, torch.Tensor]]:  # fmt: skip
+        """Which standing certificates no longer hold, and why."""
+        why = self._certificates.why_broken(producer, window)
+        if why is not None:
+            return [(why, standing)]
+        if evidence is None:
+            return []
+        if window.skips:  # gradients that are no numbers are thrown away with the step
+            gone = torch.zeros_like(standing)
+            evidence = evidence._replace(gradient=gone)
+        broken = self._certificates.violations(producer, standing, classes, evidence)
+        if self._guardian.was_written(producer.name):
+            return [(WRITTEN if why == certificate.MOVED else why, m) for why, m in broken]
+        return broken
+
+    def _violation(
+        self, step: int, producer: Producer, channels: Channels, mask: torch.Tensor, why: str,
+        **more: object,
+    ) -> Event:  # fmt: skip
+        self.violated += 1
+        lost = indices(mask)
+        fields = self._fields(step, producer, channels)
+        return "channels", {
+            **fields, "severity": "warning", "rule": VIOLATED, "n_violated": len(lost),
+            "violated": lost[: self._facts.config.channel_list_limit], "reason": why, **more,
+        }  # fmt: skip
+
+    def _violated_between(self, layer: str, mask: torch.Tensor | None, why: str) -> None:
+        """A premise was broken between two checks: told at once."""
+        standing = self._guardian.channels(layer)
+        producer = next((one for one in self.producers if one.name == layer), None)
+        if standing is None or producer is None:
+            return
+        lost = standing if mask is None else standing & mask
+        self._guardian.watch(producer, standing & ~lost)
+        before, gone = self._last.get(layer), set(indices(lost))
+        if before is None:
+            before = Channels(producer.channels, [], [], [], [])
+        certified = [one for one in before.certified if one not in gone]
+        flat = before.flat
+        if mask is None:  # they are as they were, and only the proof is gone
+            flat = sorted({*flat, *(gone & {*before.certified})})
+        channels = Channels(producer.channels, certified, flat, before.silent, before.decayed)
+        # An event's step is that of the last check; when it was seen stands beside it.
+        kind, fields = self._violation(
+            self._step or 0, producer, channels, lost, why, seen_at=self._now()
+        )
+        self._tell(kind, **fields)
+
+    # --- levels -----------------------------------------------------------------------------------
+
+    def _levels_of(self, step: int, producer: Producer, channels: Channels) -> Iterator[Event]:
+        """The event about a layer's level, where that changed or more channels are stuck."""
+        name, level = producer.name, channels.level
+        self.stuck[name] = channels.row()
+        self._last[name] = channels
+        before = self._levels.get(name, "none")
+        self._levels[name] = level
+        proven = channels.stuck - len(channels.silent)
+        told, self._told_stuck[name] = self._told_stuck.get(name, 0), proven
+        fields = self._fields(step, producer, channels)
+        if level == before:
+            if proven <= told:
+                return
+            fields["rule"] = "more_channels"
+        yield "channels_cleared" if level == "none" else "channels", fields
+
+    def _fields(self, step: int, producer: Producer, channels: Channels) -> dict[str, Any]:
+        limit = self._facts.config.list_limit
+        return {
+            "step": step,
+            "severity": "info" if channels.level == "none" else "warning",
+            "layer": producer.name,
+            "batchnorm": producer.batchnorm_name,
+            "channels": channels.total,
+            "level": channels.level,
+            "n_certified": len(channels.certified),
+            "n_flat": len(channels.flat),
+            "n_observed": len(channels.silent),
+            "n_decayed": len(channels.decayed),
+            "certified": channels.certified[:limit],
+            "flat": channels.flat[:limit],
+            "observed": channels.silent[:limit],
+        }
+
+    # --- repair -----------------------------------------------------------------------------------
+
+    def _repairs(
+        self, step: int, producer: Producer, classes: Classes | None,
+        certified: torch.Tensor | None, quiet: torch.Tensor | None,
+    ) -> Iterator[Event]:  # fmt: skip
+        from_start = self._from_start.get(producer.name)
+        targets = self._repair.targets(producer, classes, from_start, quiet)
+        found = self._repair.look(step, producer, targets, certified)
+        if found is not None:
+            done, fields = found
+            self._end_certificates(producer, done.channels)
+            yield "repair", fields
+
+    def _end_certificates(self, producer: Producer, channels: list[int]) -> None:
+        """Channels were changed by us: what was certified of them is over."""
+        standing = self._guardian.channels(producer.name)
+        if standing is not None:
+            standing = standing.clone()
+            standing[channels] = False
+            self._guardian.watch(producer, standing)
+        zero = self._from_start.get(producer.name)
+        if zero is not None:
+            zero[channels] = False
+
+    def undo(self, layer: str | None) -> Iterator[Event]:
+        """Take back the last repair of a layer, or of every layer that had one."""
+        for done, fields in self._repair.undo(self._step or 0, layer):
+            self._end_certificates(done.producer, done.channels)
+            yield "repair", fields

@@ -1,0 +1,314 @@
+"""What watches certified layers between checks: from hooks on their modules and on optimizers.
+
+Nothing here reads from a device, but where weights lie on the CPU and somebody else than an
+optimizer wrote to them: then they are looked at before the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from cirron_otel.monitor.hooking import Hook, Hooks, in_backward
+from cirron_otel.monitor.modules import is_optimizer
+
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from cirron_otel._guard import Guard
+    from cirron_otel.monitor.owners import Owners
+    from cirron_otel.monitor.producers import Producer
+
+#: Called with a layer that lost its certificate, which channels (None: all), and why.
+Violated = Callable[[str, "torch.Tensor | None", str], object]
+
+WRITTEN = "something else than an optimizer wrote to its weights"
+
+
+class _Watched:
+    """A certified layer, and what was seen of it since the last optimizer step."""
+
+    def __init__(self, producer: Producer, channels: torch.Tensor) -> None:
+        self.producer = producer
+        #: A boolean vector: which channels are certified.
+        self.channels = channels
+        self.tensors = list(producer.tensors().values())
+        self.ids = {id(tensor) for tensor in self.tensors}
+        self.versions = versions(self.tensors)
+        self.settings: dict[int, object] = {}
+        self.runs = self.batchnorm_runs = 0
+        #: Forward passes of the model before those that count for the next step.
+        self.passes_before = 0
+        self.through_evaluation = False
+        #: It was written to, and its values have not been looked at since.
+        self.written = False
+
+
+class Guardian:
+    """Watches the layers that have certificates, and no others. The training thread."""
+
+    def __init__(self, model: nn.Module, owners: Owners, guard: Guard, violated: Violated) -> None:
+        self._model = model
+        self._owners = owners
+        self._guard = guard
+        self._violated = violated
+        self._layers: dict[str, _Watched] = {}
+        self._hooks = Hooks(guard)
+        self._handles: list[RemovableHandle] = []
+        self._passes = 0
+        #: A hook on optimizers is running: those must not be removed now.
+        self._inside = False
+
+    def channels(self, layer: str) -> torch.Tensor | None:
+        """Which channels of a layer have a certificate; None where none has."""
+        watched = self._layers.get(layer)
+        return None if watched is None else watched.channels
+
+    @property
+    def layers(self) -> list[Producer]:
+        """Those that have certificates."""
+        return [watched.producer for watched in self._layers.values()]
+
+    def was_written(self, layer: str) -> bool:
+        """Whether something else than an optimizer wrote to a layer since it was looked at."""
+        watched = self._layers.get(layer)
+        if watched is None:
+            return False
+        return watched.written or watched.versions != versions(watched.tensors)
+
+    def watch(self, producer: Producer, channels: torch.Tensor) -> None:
+        """Watch a layer from now on, of which these channels are certified; none ends it."""
+        if not bool(channels.any()):
+            if self._layers.pop(producer.name, None) is not None and not self._layers:
+                self._install()
+            return
+        known = self._layers.get(producer.name)
+        if known is None:
+            self._layers[producer.name] = _Watched(producer, channels)
+            self._install()
+            return
+        known.channels = channels
+        known.versions, known.written = versions(known.tensors), False
+
+    @property
+    def inside(self) -> bool:
+        """Whether an optimizer's hook is running."""
+        return self._inside
+
+    def tidy(self) -> None:
+        """Take the hooks away where no layer is left."""
+        if not self._layers and self._handles:
+            self._install()
+
+    def stop(self) -> None:
+        """Watch nothing more."""
+        self._layers.clear()
+        self._install()
+
+    def _install(self) -> None:
+        if self._inside:  # torch is going through its hooks; without layers ours do nothing
+            return
+        self._hooks.remove()
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._passes = 0
+        if not self._layers:
+            return
+        self._hooks.before(self._model, self._pass_begins)
+        for watched in self._layers.values():
+            watched.runs = watched.batchnorm_runs = watched.passes_before = 0
+            self._hooks.after(watched.producer.module, self._ran(watched))
+            if watched.producer.batchnorm is not None:
+                self._hooks.after(watched.producer.batchnorm, self._normalised(watched))
+        self._handles = [
+            register_optimizer_step_pre_hook(self._guarded(self._stepping)),
+            register_optimizer_step_post_hook(self._guarded(self._stepped)),
+        ]
+
+    # --- forward passes ---------------------------------------------------------------------------
+
+    def _pass_begins(self, _module: nn.Module, _args: object) -> None:
+        self._passes += _counts()
+
+    def _ran(self, watched: _Watched) -> Any:  # noqa: ANN401 - a hook
+        def see(_module: nn.Module, _args: object, _output: object) -> None:
+            watched.runs += _counts()
+
+        return see
+
+    def _normalised(self, watched: _Watched) -> Any:  # noqa: ANN401 - a hook
+        def flows(_gradient: object) -> None:
+            watched.through_evaluation = True
+
+        def see(module: nn.Module, _args: object, output: object) -> None:
+            watched.batchnorm_runs += _counts()
+            if not module.training and isinstance(output, torch.Tensor) and output.requires_grad:
+                # Only a pass that is learned from counts, and a backward pass tells.
+                output.register_hook(Hook(flows, self._guard))  # type: ignore[no-untyped-call]
+
+        return see
+
+    # --- optimizer steps --------------------------------------------------------------------------
+
+    def _guarded(self, see: Callable[[Optimizer], object]) -> Callable[..., None]:
+        def hook(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+            if is_dynamo_compiling():
+                return
+            self._inside = True
+            try:
+                see(optimizer)
+            except Exception as error:  # noqa: BLE001 - see _guard
+                self._guard.swallow("monitor.guardian", error)
+            finally:
+                self._inside = False
+
+        return hook
+
+    def _stepping(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: may it, and was everything as it has to be?"""
+        if not is_optimizer(optimizer):
+            return
+        for watched in list(self._layers.values()):
+            held = self._held(optimizer, watched)
+            if not held:
+                continue
+            why = self._broken(optimizer, watched, held)
+            watched.runs = watched.batchnorm_runs = 0
+            watched.passes_before, watched.through_evaluation = self._passes, False
+            if why is not None:
+                self._violated(watched.producer.name, None, why)
+            elif self._was_written_now(watched):
+                self._look_at_values(watched)
+
+    def _stepped(self, optimizer: Optimizer) -> None:
+        for watched in self._layers.values():
+            if self._held(optimizer, watched):
+                watched.versions = versions(watched.tensors)
+
+    @staticmethod
+    def _held(optimizer: Optimizer, watched: _Watched) -> list[tuple[torch.Tensor, dict[str, Any]]]:
+        return [
+            (parameter, group)
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+            if id(parameter) in watched.ids
+        ]
+
+    def _broken(
+        self, optimizer: Optimizer, watched: _Watched,
+        held: list[tuple[torch.Tensor, dict[str, Any]]],
+    ) -> str | None:  # fmt: skip
+        producer = watched.producer
+        if watched.through_evaluation:
+            return f"a gradient went through {producer.batchnorm_name!r} in evaluation mode"
+        runs = {watched.runs}
+        if producer.batchnorm is not None:
+            runs.add(watched.batchnorm_runs)
+        passes = self._passes - watched.passes_before
+        if passes:
+            runs.add(passes)
+        if len(runs) > 1:
+            return "it did not run exactly once in each forward pass"
+        self._owners.note(optimizer)
+        for parameter, group in held:
+            why = self._settings(optimizer, watched, parameter, group)
+            if why is not None:
+                return why
+        return None
+
+    def _settings(
+        self, optimizer: Optimizer, watched: _Watched, parameter: torch.Tensor,
+        group: dict[str, Any],
+    ) -> str | None:  # fmt: skip
+        """Why an optimizer as it is set now may move the layer; looked at where that changed."""
+        now = (id(optimizer), *(group.get(name) for name in _SETTINGS))
+        if any(isinstance(value, torch.Tensor) for value in now):
+            return None  # to be read by the next check
+        if watched.settings.get(id(parameter)) == now:
+            return None
+        watched.settings[id(parameter)] = now
+        producer = watched.producer
+        shifts = parameter is producer.shift or parameter is producer.gamma
+        for owner in self._owners.of(parameter):
+            why = self._owners.why_it_moves(parameter, owner, shifts=shifts)
+            if why is not None:
+                return why
+        if parameter.device.type == "cpu":
+            return self._momentum(watched, parameter)
+        return None
+
+    def _momentum(self, watched: _Watched, parameter: torch.Tensor) -> str | None:
+        """Whether an optimizer brings momentum for a certified channel."""
+        producer = watched.producer
+        if parameter is producer.shift and self._owners.decays_with_momentum(parameter):
+            return None
+        for moment in self._owners.first_moments(parameter):
+            # What lies before a scale of zero may move: it changes nothing.
+            is_before = parameter is producer.weight or parameter is producer.bias
+            if is_before and producer.gamma is not None:
+                still = watched.channels & (producer.gamma.detach() != 0)
+            else:
+                still = watched.channels
+            if bool((moment[still] != 0).any()):
+                return "an optimizer brings momentum for these channels"
+        return None
+
+    # --- values -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def _was_written_now(watched: _Watched) -> bool:
+        now = versions(watched.tensors)
+        if now == watched.versions:
+            return False
+        watched.versions, watched.written = now, True
+        return True
+
+    def _look_at_values(self, watched: _Watched) -> None:
+        """Whether a foreign write left the channels dead; on a device a check will say."""
+        if any(tensor.device.type != "cpu" for tensor in watched.tensors):
+            return
+        alive = watched.channels & ~is_dead(watched.producer, watched.channels)
+        watched.written = False
+        if bool(alive.any()):
+            self._violated(watched.producer.name, alive, WRITTEN)
+
+
+#: Of a parameter group, what decides how it moves a parameter without a gradient.
+_SETTINGS = (
+    "lr", "weight_decay", "momentum", "dampening", "nesterov", "decoupled_weight_decay", "eps",
+)  # fmt: skip
+
+
+def _counts() -> bool:
+    return torch.is_grad_enabled() and not in_backward()
+
+
+def versions(tensors: list[torch.Tensor]) -> list[int]:
+    """How often each tensor has been changed in place."""
+    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other name for it
+
+
+def is_dead(producer: Producer, channels: torch.Tensor) -> torch.Tensor:
+    """For the channels of a mask whether filter or scale is zero and the shift at most zero."""
+    some = channels.nonzero().flatten()
+    filters = (producer.weight.detach()[some] == 0).flatten(1).all(1)
+    if producer.batchnorm is not None and producer.bias is not None:
+        filters &= producer.bias.detach()[some] == 0
+    zero = filters
+    if producer.gamma is not None:
+        zero = zero | (producer.gamma.detach()[some] == 0)
+    if producer.shift is not None:
+        zero = zero & (producer.shift.detach()[some] <= 0)
+    found = torch.zeros_like(channels)
+    found[some] = zero
+    return found

@@ -1,0 +1,160 @@
+"""Repair: stuck channels begin anew, with fresh weights; measured, and undone on request."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import torch
+
+from cirron_otel.monitor.owners import Owners
+from cirron_otel.monitor.producers import Producer
+
+METHOD = (
+    "filter drawn anew (normal, standard deviation sqrt(2 / fan-in)), bias 0, BatchNorm scale 1, "
+    "shift 0, running mean 0 and variance 1, optimizer state of these channels 0"
+)
+_MASK = (1 << 63) - 1
+_Slice = tuple[torch.Tensor, torch.Tensor]
+
+
+class Repaired(NamedTuple):
+    """What a repair changed: enough to tell of it, and to take it back."""
+
+    producer: Producer
+    step: int
+    channels: list[int]
+    #: Tensors and their rows before, of the model and of the optimizers.
+    model: list[_Slice]
+    state: list[_Slice]
+    fields: dict[str, Any]
+
+
+def seed_of(seed: int, step: int, layer: str) -> int:
+    """The seed of the generator for one layer at one check, the same on every rank."""
+    digest = hashlib.sha256(f"ormas-repair:{seed}:{step}:{layer}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") & _MASK
+
+
+def fresh_rows(weight: torch.Tensor, count: int, seed: int, step: int, layer: str) -> torch.Tensor:
+    """New filters: Kaiming's normal for a ReLU, drawn on the CPU in float32."""
+    generator = torch.Generator().manual_seed(seed_of(seed, step, layer))
+    fan_in = math.prod(weight.shape[1:])
+    drawn = torch.randn((count, *weight.shape[1:]), generator=generator)
+    return (drawn * math.sqrt(2 / fan_in)).to(weight)
+
+
+@torch.no_grad()
+def repair(
+    producer: Producer, channels: list[int], owners: Owners, *, seed: int, step: int
+) -> Repaired:
+    """Begin some channels of a layer anew, and measure what that was.
+
+    Called after ``backward()`` and before the optimizer steps; gradients stay. Waits for the
+    device. The program's random streams are not touched.
+    """
+    weight = producer.weight.detach()
+    rows = torch.tensor(channels, device=weight.device)
+    new = fresh_rows(weight, len(channels), seed, step, producer.name)
+    change: list[tuple[torch.Tensor, torch.Tensor | float]] = [(weight, new)]
+    change += [(found, value) for found, value in _others(producer) if found is not None]
+    before = _norm(weight)
+    model = [_save(tensor, rows) for tensor, _ in change]
+    for tensor, value in change:
+        _put(tensor, rows, value)
+    state = [_save(one, rows) for one in _states(producer.tensors().values(), owners)]
+    for one, _ in state:
+        _put(one, rows, 0.0)
+    delta = _norm(weight[rows].float() - model[0][1].float())
+    shifts = [_norm(t.detach()[rows].float() - old.float()) for t, old in model[1:]]
+    fields = {
+        "method": METHOD,
+        "optimizer_slices_reset": len(state),
+        "delta_norm": delta,
+        "weight_norm_before": before,
+        "weight_norm_after": _norm(weight),
+        "relative_change": delta / before if before > 0 else None,
+        "rng": f"generator on the CPU, from seed {seed}, step and layer",
+        # What the norms above leave out.
+        "other_delta_norm": math.hypot(*shifts),
+    }
+    return Repaired(producer, step, channels, model, state, fields)
+
+
+@torch.no_grad()
+def undo(done: Repaired) -> dict[str, Any]:
+    """Put back what a repair replaced, optimizer state too, and measure what that was."""
+    weight = done.producer.weight.detach()
+    rows = torch.tensor(done.channels, device=weight.device)
+    before = _norm(weight)
+    delta = _norm(weight[rows].float() - done.model[0][1].float())
+    shifts = [_norm(t.detach()[rows].float() - old.float()) for t, old in done.model[1:]]
+    for tensor, old in (*done.model, *done.state):
+        _put(tensor, rows, old)
+    return {
+        "method": f"the repair of step {done.step} was undone",
+        "optimizer_slices_reset": len(done.state),
+        "delta_norm": delta,
+        "weight_norm_before": before,
+        "weight_norm_after": _norm(weight),
+        "relative_change": delta / before if before > 0 else None,
+        "rng": "none: the values before the repair",
+        "other_delta_norm": math.hypot(*shifts),
+    }
+
+
+def _others(producer: Producer) -> Iterable[tuple[torch.Tensor | None, float]]:
+    """Everything of a channel but its filter, and what it is set to."""
+    yield producer.bias, 0.0
+    batchnorm: Any = producer.batchnorm
+    if batchnorm is not None:
+        yield producer.gamma, 1.0
+        yield producer.beta, 0.0
+        yield getattr(batchnorm, "running_mean", None), 0.0
+        yield getattr(batchnorm, "running_var", None), 1.0
+
+
+def _states(touched: Iterable[torch.Tensor], owners: Owners) -> list[torch.Tensor]:
+    """Every state tensor of an optimizer that has the shape of its parameter."""
+    return [
+        value
+        for parameter in touched
+        for optimizer, _ in owners.of(parameter)
+        for value in (optimizer.state.get(parameter) or {}).values()
+        if isinstance(value, torch.Tensor) and value.shape == parameter.shape
+    ]
+
+
+def _save(tensor: torch.Tensor, rows: torch.Tensor) -> _Slice:
+    return tensor, tensor.detach()[rows.to(tensor.device)].clone()
+
+
+def _put(tensor: torch.Tensor, rows: torch.Tensor, value: torch.Tensor | float) -> None:
+    tensor.detach()[rows.to(tensor.device)] = value
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor.detach(), dtype=_wide(tensor)))
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype is torch.float64 else torch.float32
+
+
+class Streaks:
+    """For how many checks on end each channel of one layer has been one to repair."""
+
+    def __init__(self, channels: int) -> None:
+        self._streak = torch.zeros(channels, dtype=torch.int32)
+
+    def update(
+        self, targets: torch.Tensor, certified: torch.Tensor, patience: int, certified_streak: int
+    ) -> list[int]:
+        """Take in one check; say which are due, and begin their count anew."""
+        self._streak = torch.where(targets, self._streak + 1, 0)
+        due = (self._streak >= patience) | (certified & (self._streak >= certified_streak))
+        self._streak[due] = 0
+        found: list[int] = due.nonzero().flatten().tolist()
+        return found

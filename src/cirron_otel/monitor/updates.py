@@ -1,0 +1,165 @@
+"""How far one optimizer step moves the weights of each layer, beside their size.
+
+A few rows of each weight are kept at a check and compared right after the step that follows; the
+numbers are read by the next check, so that nothing waits for a device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+
+from cirron_otel._guard import Guard
+from cirron_otel.findings import Finding
+from cirron_otel.monitor.config import MonitorConfig
+from cirron_otel.monitor.modules import Layer, is_optimizer
+from cirron_otel.monitor.owners import Owners
+
+#: Rows of a weight that are looked at.
+_ROWS = 4
+#: A step of half the size of the weights replaces them; weights that begin as zeros may take such.
+_LARGE, _GROWING = 0.5, 4
+#: Rows of these move only where their token is in the batch.
+_SPARSE = frozenset({"Embedding", "EmbeddingBag"})
+
+
+class _Sample(NamedTuple):
+    weight: torch.Tensor
+    rows: torch.Tensor
+
+
+class Updates:
+    """The samples of one check, and what is remembered of each layer. The training thread."""
+
+    def __init__(self, config: MonitorConfig, owners: Owners, guard: Guard) -> None:
+        self._config = config
+        self._owners = owners
+        self._guard = guard
+        self._waiting: dict[str, _Sample] = {}
+        self._ratios: dict[str, torch.Tensor] = {}
+        self._large: dict[str, int] = {}
+        self._still: dict[str, int] = {}
+        self._checks = 0
+        self._told_unowned = False
+        self._remove: Callable[[], object] | None = None
+
+    def stop(self) -> None:
+        """Look at steps no more."""
+        self._waiting.clear()
+        if self._remove is not None:
+            self._remove()
+            self._remove = None
+
+    def sample(self, layers: Iterable[Layer]) -> None:
+        """Keep some rows of each weight that has a gradient: the optimizer is about to step."""
+        self._waiting.clear()
+        for layer in layers:
+            weight = layer.parameters.get("weight")
+            if (
+                weight is None
+                or weight.grad is None
+                or weight.dim() < 2  # noqa: PLR2004 - scales and shifts may begin as zeros
+                or layer.kind in _SPARSE
+                or hasattr(weight, "_local_tensor")
+            ):
+                continue
+            self._waiting[layer.name] = _Sample(weight, _some_rows(weight).clone())
+        if self._remove is None:
+            self._remove = register_optimizer_step_post_hook(self._stepped).remove
+
+    def _stepped(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+        if not self._waiting or is_dynamo_compiling():
+            return
+        try:
+            if is_optimizer(optimizer):
+                self._compare(optimizer)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._guard.swallow("monitor.updates", error)
+
+    @torch.no_grad()
+    def _compare(self, optimizer: Optimizer) -> None:
+        rates = {
+            id(parameter): group.get("lr")
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        }
+        moved = [name for name, one in self._waiting.items() if id(one.weight) in rates]
+        names: list[str] = []
+        now: list[torch.Tensor] = []
+        old: list[torch.Tensor] = []
+        for name in moved:
+            before = self._waiting.pop(name)
+            rate: Any = rates[id(before.weight)]
+            if isinstance(rate, torch.Tensor) or not rate:  # it is not to move
+                continue
+            names.append(name)
+            now.append(_some_rows(before.weight))
+            old.append(before.rows)
+        if names:
+            changes = torch._foreach_norm(torch._foreach_sub(now, old))  # noqa: SLF001 - public names
+            ratios = torch._foreach_div(changes, torch._foreach_norm(old))  # noqa: SLF001
+            self._ratios.update(zip(names, ratios, strict=True))
+
+    def take(self) -> dict[str, torch.Tensor]:
+        """Step over size by layer, of the step after the last check, where they were computed."""
+        ratios, self._ratios = self._ratios, {}
+        return ratios
+
+    def look(
+        self, step: int, ratios: Mapping[str, float], grad: Mapping[str, float],
+        layers: Iterable[Layer],
+    ) -> Iterator[Finding]:  # fmt: skip
+        """The findings of one check."""
+        self._checks += 1
+        for name, ratio in ratios.items():
+            large = self._large.get(name, 0) + 1 if ratio > _LARGE else 0
+            if not math.isfinite(ratio):  # the weights were zero
+                large = -_GROWING
+            self._large[name] = large
+            if large == self._config.alarm_confirmations:
+                yield Finding(
+                    "update_too_large", "warning",
+                    f"one step of the optimizer moves the weights of layer {name!r} by "
+                    f"{ratio:.3g} times their size: the learning rate is too high for it",
+                    name, step, {"ratio": ratio},
+                )  # fmt: skip
+            is_still = ratio == 0 and grad.get(name, 0.0) > 0
+            still = self._still[name] = self._still.get(name, 0) + 1 if is_still else 0
+            if still == self._config.patience:
+                yield Finding(
+                    "weights_do_not_move", "warning",
+                    f"the weights of layer {name!r} do not move though they have a gradient: its "
+                    "steps are too small for their number type, or a hook holds them",
+                    name, step,
+                )  # fmt: skip
+        yield from self._without_optimizer(step, layers)
+
+    def _without_optimizer(self, step: int, layers: Iterable[Layer]) -> Iterator[Finding]:
+        if self._told_unowned or self._checks != self._config.patience:
+            return
+        self._told_unowned = True
+        unowned = [layer.name for layer in layers if self._is_unowned(layer)]
+        if not unowned:
+            return
+        self._owners.search()
+        for layer in layers:
+            if layer.name in unowned and self._is_unowned(layer):
+                yield Finding(
+                    "not_in_optimizer", "warning",
+                    f"layer {layer.name!r} has a gradient, but its weights are in no optimizer: it "
+                    "does not learn",
+                    layer.name, step,
+                )  # fmt: skip
+
+    def _is_unowned(self, layer: Layer) -> bool:
+        learning = [p for p in layer.parameters.values() if p.grad is not None and p.requires_grad]
+        return bool(learning) and not any(self._owners.of(parameter) for parameter in learning)
+
+
+def _some_rows(weight: torch.Tensor) -> torch.Tensor:
+    return weight.detach()[:: max(1, weight.shape[0] // _ROWS)]
