@@ -23,8 +23,9 @@ from array import array
 from pathlib import Path
 
 from harness import Row
-from run import machine, table
 from snapshots import resnet50
+
+from run import machine, table
 
 MUST, GOAL = 0.6, 0.3
 

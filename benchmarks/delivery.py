@@ -28,6 +28,7 @@ import delivery_drain
 import delivery_hang
 import delivery_step
 from harness import HERE, Bench, Row, SideError, not_measured
+
 from run import QUIET, machine, table
 
 GROUPS: dict[str, Callable[[Bench], list[Row]]] = {

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 
 from harness import Bench, Row, SideError, not_measured
+
 from run import machine, table
 
 Groups = Mapping[str, Callable[[Bench], list[Row]]]

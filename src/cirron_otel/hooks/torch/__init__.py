@@ -1,8 +1,9 @@
 """The hook into PyTorch: forward, backward, optimizer steps, data loading, device time.
 
 Made to be forgotten: no module, tensor or optimizer gets an attribute, a closure or a hook of its
-own; what is replaced is a handful of functions of torch's classes, and ``uninstrument`` puts them
-back. What fails in here never reaches the program; what fails in the program flies through.
+own, but for a few parameters of a replicated model (``ddp.py``); what is replaced is a handful of
+functions of torch and its classes, and ``uninstrument`` puts them back. What fails in here never
+reaches the program; what fails in the program flies through.
 """
 
 from __future__ import annotations
@@ -12,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cirron_otel.hooks.torch.backward import patch_backward
+from cirron_otel.hooks.torch.checkpoints import Checkpoints
 from cirron_otel.hooks.torch.compiled import vanish_when_compiled
+from cirron_otel.hooks.torch.compiling import Compiles
 from cirron_otel.hooks.torch.cuda import DeviceTimer
+from cirron_otel.hooks.torch.ddp import LastGradients
 from cirron_otel.hooks.torch.forward import Forwards
 from cirron_otel.hooks.torch.loader import Loaders
 from cirron_otel.hooks.torch.monitoring import Monitoring
 from cirron_otel.hooks.torch.optimizer import Steps
 from cirron_otel.hooks.torch.patches import Patches
 from cirron_otel.hooks.torch.phases import Phases
+from cirron_otel.hooks.torch.waits import CollectiveWaits
 from cirron_otel.values import capture_gate
 
 if TYPE_CHECKING:
@@ -42,7 +47,9 @@ class TorchHook:
         timer = DeviceTimer(torch.cuda, _timing_event, capture_gate) if self._devices else None
         self._phases = Phases(rec, timer)
         self._steps = Steps(self._phases, self._patches)
+        self._gradients = LastGradients(self._phases) if _is_distributed() else None
         self._monitoring = Monitoring(rec, self._phases)
+        self._compiles = Compiles(rec)
 
     def instrument(self) -> None:
         """Patch torch; what was patched stays consistent when a later part fails."""
@@ -51,15 +58,20 @@ class TorchHook:
         try:
             forwards = Forwards(phases)
             forwards.patch(patches)
+            if self._gradients is not None:
+                self._gradients.patch(patches)  # inside the scope that the next line puts around it
+                CollectiveWaits(phases).patch(patches)
             patch_backward(phases, patches)
             self._steps.patch()
             Loaders(phases).patch(patches)
+            Checkpoints(phases, patches).patch()
             if phases.timer is not None:
                 phases.timer.patch(patches, torch.cuda.CUDAGraph)
         except BaseException:
             self.uninstrument()
             raise
         self._monitoring.begin()
+        self._compiles.begin()
         self._rec.loops.stage_probe = forwards.stage
         self._rec.torch_phases = phases
         vanish_when_compiled(self._rec.guard)
@@ -70,7 +82,10 @@ class TorchHook:
     def uninstrument(self) -> None:
         """Put torch back. Functions that somebody else has wrapped meanwhile do nothing."""
         self._monitoring.end()
+        self._compiles.end()
         self._phases.active = False
+        if self._gradients is not None:
+            self._gradients.remove()
         self._rec.torch_phases = None
         self._steps.remove()
         self._patches.undo()
@@ -82,6 +97,11 @@ class TorchHook:
             attrs["cuda_count"] = self._devices
         attrs["mixed_precision"] = torch.is_autocast_enabled()
         return attrs
+
+
+def _is_distributed() -> bool:
+    """Whether this torch can train on several ranks at all."""
+    return bool(torch.distributed.is_available())
 
 
 def _timing_event() -> torch.cuda.Event:

@@ -14,28 +14,46 @@ from typing import Any, TypeVar
 import torch
 import wrapt
 
-from cirron_otel import scopes
+from cirron_otel import recorder, scopes
 from cirron_otel._guard import Guard
-from cirron_otel.core import inside_forward
+from cirron_otel.core import if_not_stepping, in_compiled_code, inside_forward
 from cirron_otel.weights import calls
 
 _T = TypeVar("_T")
+
+#: Whether this version of torch lets the compiler be told of stand-ins.
+TAKES_STAND_INS = hasattr(torch.compiler, "substitute_in_graph")
 
 
 def vanish_when_compiled(guard: Guard) -> None:
     """Tell the compiler, as soon as it is loaded (which takes seconds: never because of us)."""
     if "torch._dynamo" in sys.modules:
         _tell(guard)
-    else:
-        wrapt.register_post_import_hook(lambda _: _tell(guard), "torch._dynamo")
+    elif not _Process.waits:
+        # Once: such a hook cannot be taken back, and must not keep a recording that has ended.
+        _Process.waits = True
+        wrapt.register_post_import_hook(_loaded, "torch._dynamo")
+
+
+class _Process:
+    """What is done once in a process."""
+
+    waits = False
+    told = False
+
+
+def _loaded(_module: object) -> None:
+    rec = recorder._current  # noqa: SLF001 - the engine's
+    if rec is not None:  # else the next recording finds the compiler loaded
+        _tell(rec.guard)
 
 
 def _tell(guard: Guard) -> None:
     """Register the stand-ins; once per process, for they cannot be taken back."""
-    substitute = getattr(torch.compiler, "substitute_in_graph", None)
-    if substitute is None or getattr(_tell, "done", False):
+    if not TAKES_STAND_INS or _Process.told:
         return
-    _tell.done = True  # type: ignore[attr-defined]
+    _Process.told = True
+    substitute = torch.compiler.substitute_in_graph
     try:
         for original, stand_in in (
             (scopes.scope, _scope),
@@ -43,7 +61,9 @@ def _tell(guard: Guard) -> None:
             (scopes.epochs, _epochs),
             (scopes.batches, _batches),
             (calls.snapshot, _mark),
-            (inside_forward, _inside_forward),
+            (inside_forward, _yes),
+            (in_compiled_code, _yes),
+            (if_not_stepping, _mark),
         ):
             substitute(original, skip_signature_check=True)(stand_in)
     except Exception as error:  # noqa: BLE001 - see _guard
@@ -62,9 +82,9 @@ def _epochs(iterable: Iterable[_T]) -> Iterable[_T]:
     return iterable
 
 
-def _batches(iterable: Iterable[_T], *, stage: str | None = None) -> Iterable[_T]:  # noqa: ARG001
+def _batches(iterable: Iterable[_T], **options: Any) -> Iterable[_T]:  # noqa: ARG001
     return iterable
 
 
-def _inside_forward() -> bool:
+def _yes() -> bool:
     return True  # nothing in compiled code is recorded as a call of its own

@@ -82,6 +82,13 @@ class DeviceTimer:
         event.record(cuda.current_stream(device))
         return Begun(device, event)
 
+    def again(self, begun: Begun) -> Begun:
+        """Have a measurement begin now, in place of when it began."""
+        cuda = self._cuda
+        if not (self._gate.captures or cuda.is_current_stream_capturing()):
+            begun.event.record(cuda.current_stream(begun.device))
+        return begun
+
     def end(self, scope: BaseScope, begun: Begun) -> None:
         """Put the second event into the stream and leave the difference to the flush thread."""
         cuda, device, first = self._cuda, begun.device, begun.event

@@ -53,12 +53,16 @@ class Phases(HookCore):
         self.compiling = known if known.get(self.compiling_key) is False else is_compiling
         self.graph_task = _graph_task
         self.grad_enabled = torch.is_grad_enabled
+        #: Told of the outermost module of a forward, where it is another one than before.
+        self.newcomers: list[Callable[[torch.nn.Module], object]] = []
 
     def note(self, module: torch.nn.Module, learns: bool) -> None:  # noqa: FBT001 - two of a kind
         """This thread has called ``module``, and whether in order to learn."""
         here = self.here
         if here.seen is None or here.seen() is not module:
             here.seen = weakref.ref(module, module_gone)
+            for tell in self.newcomers:
+                tell(module)
         if learns:
             here.learner = here.seen
 
