@@ -1,0 +1,1 @@
+"""What was recorded, in the forms of others: lines of text, TensorBoard's event files."""
