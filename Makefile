@@ -16,6 +16,9 @@ make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 	&& $(PYTHON) -m venv $(1) \
 	&& $(1)/bin/python -m pip install --quiet --upgrade pip
 
+# Most tests wait for programs that they start. Those of one file share what they have set up.
+SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
+
 # What runs a second time on the hot path in Python, for machines that could not build it.
 HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope_concurrency.py \
 	tests/test_marks.py tests/otel/test_contract.py tests/otel/test_joined.py \
@@ -24,7 +27,7 @@ HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope
 	tests/serving/test_requests.py tests/serving/test_decorator.py tests/serving/test_streams.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format chaos gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-monitor bench-snapshots bench-check soak-inference counterparts interop service clean
+.PHONY: help setup demo demo-monitor test lint format chaos faults gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-monitor bench-snapshots bench-check bench-stragglers bench-run soak-inference counterparts interop service clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -41,10 +44,13 @@ $(VENV)/.stamp: pyproject.toml
 demo: setup ## Train a small CNN on real digits and show the run
 	$(BIN)/python examples/digits.py
 
+demo-monitor: setup ## Zero two layers in mid-training: watched it stays broken, repaired it recovers
+	$(BIN)/python examples/dead_layers.py
+
 test: lint counterparts service ## Run every check: style, types, layers, tests with coverage
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest
-	CIRRON_OTEL_PURE=1 $(BIN)/coverage run -m pytest $(HOT_PATH)
+	$(BIN)/coverage run -m pytest $(SIDE_BY_SIDE)
+	CIRRON_OTEL_PURE=1 $(BIN)/coverage run -m pytest $(SIDE_BY_SIDE) $(HOT_PATH)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -60,6 +66,12 @@ format: setup ## Mend what the style check can mend by itself
 
 chaos: setup ## Kill platform, training and forwarder at random for two minutes; all must arrive
 	CHAOS_SECONDS=120 $(BIN)/python -m pytest -s tests/delivery/test_chaos.py
+
+test-matrix: setup ## Test the hooks on the oldest and the newest version of each framework; not in CI
+	TORCH='$(TORCH)' $(BIN)/python tests/matrix.py $(MATRIX)
+
+faults: setup ## Put faults into trainings and train thirty healthy ones: the monitor must tell them apart
+	MONITOR_FAULTS=all $(BIN)/python -m pytest tests/monitor/test_faults.py
 
 gpu-check: setup ## Check what needs a CUDA device; exits with 2 where there is none
 	$(BIN)/python tests/gpu/check.py
@@ -85,6 +97,13 @@ bench-monitor: $(ORMAS)/.stamp ## Measure the monitor against ormas-monitor
 
 bench-snapshots: $(BENCH)/.stamp ## Measure snapshots against cirron-sdk and the memory
 	$(BENCH)/bin/python benchmarks/snapshots.py
+
+bench-run: setup ## Measure what looking at the run as a whole costs, and whether stragglers are found
+	$(BIN)/python benchmarks/run_cost.py
+	$(BIN)/python benchmarks/stragglers.py
+
+bench-stragglers: setup ## See whether the slow rank is named, over gloo on 2 and on 4 ranks
+	$(BIN)/python benchmarks/stragglers.py --check
 
 bench-check: setup ## Measure the check of a checkpoint
 	$(BIN)/python benchmarks/check.py
@@ -125,6 +144,6 @@ $(ORMAS)/.stamp: Makefile
 	touch $@
 
 clean: ## Remove the environments and what the checks left behind; runs in .cirron stay
-	rm -rf $(VENV) $(BENCH) $(COUNTERPARTS) $(ORMAS) build dist htmlcov .coverage .coverage.*
+	rm -rf $(VENV) $(BENCH) $(COUNTERPARTS) $(ORMAS) .venv-matrix build dist htmlcov .coverage .coverage.*
 	rm -rf .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples -name __pycache__ -type d -prune -exec rm -rf {} +

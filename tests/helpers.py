@@ -119,7 +119,7 @@ def tree_text(
 
     mark_names: dict[str, dict[str, None]] = {}
     for mark in rows.marks if marks else ():
-        if mark.name == semconv.OVERHEAD:
+        if mark.name in {semconv.OVERHEAD, semconv.RUN_TIME, semconv.PROGRESS, semconv.ETA}:
             continue
         mark_names.setdefault(mark.span_id, {})[mark.name] = None
     lines: list[str] = []

@@ -58,6 +58,16 @@ CASES = [
         ("full", "Sampled", "off", "stats", "none", "full"),
         ("full", "sampled", None, "stats", None, "full"),
     ),
+    Case(
+        "watchdog",
+        ("true", "60", "off", "1.5", "0", "7"),
+        (True, 60.0, False, 1.5, False, 7.0),
+    ),
+    Case(
+        "terminal",
+        ("none", "Summary", "progress", "auto", "none", "summary"),
+        ("none", "summary", "progress", "auto", "none", "summary"),
+    ),
     Case("snapshot_every", ("1", "2", "3", "4", "5", "0"), (1, 2, 3, 4, 5, 0)),
     Case(
         "snapshot_max_bytes",
@@ -163,6 +173,36 @@ CASES = [
         (
             ("critical",), ("warning", "critical"), (), ("loss_spike",), ("info",), ("a", "b"),
         ),
+    ),
+    Case(
+        "profile_on",
+        ("critical", "warning,critical", "none", "Straggler", "info", "a, b"),
+        (
+            ("critical",), ("warning", "critical"), (), ("straggler",), ("info",), ("a", "b"),
+        ),
+    ),
+    Case(
+        "flops_per_token",
+        ("6e9", "none", "1", "2.5e12", ".5", "7"),
+        (6e9, None, 1.0, 2.5e12, 0.5, 7.0),
+    ),
+    Case(
+        "device_peak_flops",
+        ("9.89e14", "none", "1", "2.5e12", ".5", "7"),
+        (9.89e14, None, 1.0, 2.5e12, 0.5, 7.0),
+    ),
+    Case(
+        "tee",
+        ("wandb", "mlflow, wandb", "none", "TensorBoardX", "accelerate", "tensorboard,mlflow"),
+        (
+            ("wandb",), ("wandb", "mlflow"), (), ("tensorboard",), ("accelerate",),
+            ("tensorboard", "mlflow"),
+        ),
+    ),
+    Case(
+        "mirror",
+        ("nvtx", "record_function", "off", "NVTX", "none", "Record_Function"),
+        ("nvtx", "record_function", None, "nvtx", None, "record_function"),
     ),
 ]  # fmt: skip
 

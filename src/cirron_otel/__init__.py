@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         StopTraining,
     )
     from cirron_otel.findings import Finding
+    from cirron_otel.hooks.sklearn.wrapping import wrap
     from cirron_otel.monitor.config import MonitorConfig
     from cirron_otel.monitor.front import Monitor
     from cirron_otel.profiler import (
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
         trace,
         watch,
     )
+    from cirron_otel.profiler_bridge.windows import profile_window
+    from cirron_otel.run.correlation import logging_filter
     from cirron_otel.scopes import batches, epochs, mark, scope
     from cirron_otel.serving.decorator import inference
     from cirron_otel.serving.middleware import CirronMiddleware
@@ -71,8 +74,10 @@ __all__ = [
     "flush",
     "health",
     "inference",
+    "logging_filter",
     "mark",
     "profile",
+    "profile_window",
     "request",
     "request_batch",
     "scope",
@@ -82,6 +87,7 @@ __all__ = [
     "trace",
     "trace_headers",
     "watch",
+    "wrap",
 ]
 
 _HOMES = {
@@ -94,6 +100,7 @@ _HOMES = {
         "StopTraining",
     ),
     "findings": ("Finding",),
+    "hooks.sklearn.wrapping": ("wrap",),
     "monitor.config": ("MonitorConfig",),
     "monitor.front": ("Monitor",),
     "profiler": (
@@ -106,6 +113,8 @@ _HOMES = {
         "trace",
         "watch",
     ),
+    "profiler_bridge.windows": ("profile_window",),
+    "run.correlation": ("logging_filter",),
     "serving.decorator": ("inference",),
     "serving.middleware": ("CirronMiddleware",),
     "serving.request_batches": ("request_batch", "trace_headers"),

@@ -135,6 +135,8 @@ class Batcher:
         self._text: dict[str, RowBuffer] = {}
         self.producer_assists = 0
         self.disk_refuses = False
+        #: Spans as they went into a batch, for whoever keeps account of them; None: nobody does.
+        self.seen: deque[Any] | None = None
         #: Told when something was sealed outside the flush thread.
         self.wake: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
@@ -157,13 +159,16 @@ class Batcher:
     @property
     def queued(self) -> int:
         """Rows waiting to be encoded."""
+        return self._waiting()[0]
+
+    def _waiting(self) -> tuple[int, int]:
+        """Rows waiting to be encoded, and the bytes of those that are text."""
         rows = len(self.spans) + len(self.marks) + len(self.snapshots) + len(self.logs)
+        size = 0
         for text in self._text.values():
             rows += text.rows - text.blocks
-        return rows
-
-    def _text_bytes(self) -> int:
-        return sum(text.bytes for text in self._text.values())
+            size += text.bytes
+        return rows, size
 
     def take_text(self, make: Callable[[Callable[[Any], None]], RowBuffer]) -> None:
         """Have spans and marks come in as text too."""
@@ -189,6 +194,7 @@ class Batcher:
         for text in self._text.values():
             text.clear()
         self._ids = []
+        self.seen = None
         self._reset()
 
     # --- producers -------------------------------------------------------------------------------
@@ -207,8 +213,8 @@ class Batcher:
         Waits for nothing but, past :data:`ASSIST_ROWS` with :data:`MAX_SEALED` batches unwritten,
         the :data:`PAUSE_S` it gives away.
         """
-        size = self._text_bytes()
-        if self.queued <= ASSIST_ROWS and size <= ASSIST_BYTES:
+        rows, size = self._waiting()
+        if rows <= ASSIST_ROWS and size <= ASSIST_BYTES:
             if size > WAKE_BYTES:
                 self.wake()
             return
@@ -235,6 +241,18 @@ class Batcher:
                     self.wake()
             finally:
                 self._lock.release()
+
+    def waiting_spans(self) -> list[Any]:
+        """Spans that are in no batch yet, as they will be in ``seen``: at the end of a session."""
+        for text in self._text.values():
+            text.close()
+        with self._lock:
+            waiting: list[Any] = []
+            for kind, group in groupby(self.spans.copy(), type):
+                items = list(group)
+                chunk = encoded(items) if kind in _ROWS else None
+                waiting.extend(items if kind not in _ROWS else [chunk] if chunk else [])
+            return waiting
 
     def _drop_oldest(self) -> None:
         """Make room while the disk refuses: oldest point marks first, then spans."""
@@ -321,8 +339,9 @@ class Batcher:
     def is_large(self) -> bool:
         """Whether what waits will not fit one batch."""
         rows = sum(text.rows for text in self._text.values())
-        objects = self.queued - rows
-        room = 1 - max(rows / SEAL_ROWS, self._text_bytes() / SEAL_BYTES)
+        queued, size = self._waiting()
+        objects = queued - rows
+        room = 1 - max(rows / SEAL_ROWS, size / SEAL_BYTES)
         return bool(self.sealed) or objects > room * SEAL_ROWS // 4
 
     def announce(self, open_rows: list[SpanRecord]) -> None:
@@ -363,6 +382,8 @@ class Batcher:
         """Put blocks of text into the batch."""
         for block in blocks:
             self._text[name].took(block)
+        if name == "spans" and self.seen is not None:
+            self.seen.extend(blocks)
         size = sum(map(len, blocks)) + len(blocks)
         rows = sum(map(_ROWS_OF, blocks))
         if self._size + size <= SEAL_BYTES and self._rows + rows <= SEAL_ROWS:
@@ -387,6 +408,8 @@ class Batcher:
         chunk = encoded(rows)
         if chunk is not None:
             self._row_bytes[name] = max(1, len(chunk) // len(rows))
+            if name == "spans" and self.seen is not None:
+                self.seen.append(chunk)
             self._add(name, chunk, len(rows))
         else:
             self._row_bytes[name] = CHUNK_BYTES // len(rows)

@@ -17,6 +17,7 @@ All methods run on the thread of the framework's loop, never raise and never blo
 
 from __future__ import annotations
 
+import weakref
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from opentelemetry.context import Context
 from cirron_otel import semconv
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.scope_base import BaseScope, current_scope
+from cirron_otel.watching import watched
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,7 +54,7 @@ class DrivenLoop:
     ends what stands inside it first.
 
     Attributes that others may read: ``framework``, ``active``, ``epoch``, ``step`` (open scopes, or
-    None) and ``steps`` (the number of steps of this epoch, None where it is not known).
+    None), ``steps`` (the number of steps of this epoch, None where it is not known) and ``model``.
     """
 
     def __init__(self, rec: Recorder, framework: str) -> None:
@@ -63,7 +65,11 @@ class DrivenLoop:
         self.step: BaseScope | None = None
         self.micro_batch: BaseScope | None = None
         self.steps: int | None = None
+        #: What is planned in all, where the framework says so; steps are counted as iterations are.
+        self.total_steps: int | None = None
+        self.total_epochs: int | None = None
         self.outer: DrivenLoop | None = None
+        self._model: weakref.ref[object] | None = None
         self._fits = 0
         self._attrs: dict[str, Any] = {}
         self._stages: list[BaseScope | None] = []
@@ -100,6 +106,22 @@ class DrivenLoop:
             self._enter()
         except Exception as error:  # noqa: BLE001 - see _guard
             self.rec.guard.swallow(f"{self.framework}.begin_fit", error)
+
+    def trains(self, model: object) -> None:
+        """Say which model the fit is of, once it exists; it is held weakly."""
+        try:
+            if model is None or not self.active:
+                return
+            self._model = weakref.ref(model)
+            epoch = self.rec.loops.current_epoch()
+            watched.note_trained(model, None if epoch is None else epoch.id)
+        except Exception as failure:  # noqa: BLE001 - see _guard
+            self.rec.guard.swallow(f"{self.framework}.trains", failure)
+
+    @property
+    def model(self) -> object | None:
+        """The model that the fit is of, where its hook has said so and it still exists."""
+        return None if self._model is None else self._model()
 
     def end_fit(self, error: BaseException | None = None) -> None:
         """The training is over; ``error`` is what ended it, and what is still open has it."""
@@ -209,6 +231,8 @@ class DrivenLoop:
                 if epoch is not None:
                     index = _next_index(epoch)
                 self.step = self._open(semconv.STEP, index, start_ns, self._iteration(iteration))
+                if not self.rec.loops.warm:
+                    self.rec.loops.warm_up(self.step)
         except Exception as error:  # noqa: BLE001 - see _guard
             self.rec.guard.swallow(f"{self.framework}.begin_step", error)
 
@@ -339,6 +363,7 @@ class DrivenLoop:
         """Be active no more."""
         self.active = False
         self.steps = None
+        self._model = None
         attached, self._attached = self._attached, None
         context = get_current()
         if attached is None or context.get(_KEY) is not self:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cirron_otel import semconv
+from cirron_otel import semconv, surroundings
 
 if TYPE_CHECKING:
     from cirron_otel.settings import Settings
@@ -33,10 +33,10 @@ _SCHEDULERS = {
     "slurm.ntasks": "SLURM_NTASKS",
     "slurm.partition": "SLURM_JOB_PARTITION",
     "slurm.cluster.name": "SLURM_CLUSTER_NAME",
-    "k8s.namespace.name": "K8S_NAMESPACE",
-    "k8s.pod.name": "K8S_POD_NAME",
-    "k8s.pod.uid": "K8S_POD_UID",
-    "k8s.node.name": "K8S_NODE_NAME",
+    semconv.K8S_NAMESPACE: "K8S_NAMESPACE",
+    semconv.K8S_POD_NAME: "K8S_POD_NAME",
+    semconv.K8S_POD_UID: "K8S_POD_UID",
+    semconv.K8S_NODE: "K8S_NODE_NAME",
     "k8s.container.name": "K8S_CONTAINER_NAME",
     "k8s.job.name": "K8S_JOB_NAME",
     "k8s.job.uid": "K8S_JOB_UID",
@@ -103,6 +103,7 @@ def resource_attributes(settings: Settings, run: str) -> dict[str, Any]:
     """
     environ: Mapping[str, str] = os.environ
     known: dict[str, Any] = {
+        **surroundings.resource_attributes(settings.local_rank, environ),
         semconv.RUN_ID: run,
         semconv.SERVICE_INSTANCE_ID: f"{run}-rank{settings.rank}",
         semconv.HOST_NAME: host_name(),
@@ -114,7 +115,11 @@ def resource_attributes(settings: Settings, run: str) -> dict[str, Any]:
         semconv.PIPELINE_ID: settings.pipeline_id,
         semconv.DEPLOYMENT_ID: settings.deployment_id,
         semconv.MODEL_ID: settings.model_id,
-        **{name: environ.get(variable) or None for name, variable in _SCHEDULERS.items()},
+        **{
+            name: environ[variable]
+            for name, variable in _SCHEDULERS.items()
+            if environ.get(variable)
+        },
     }
     if not (
         environ.get("OTEL_SERVICE_NAME")

@@ -12,6 +12,7 @@ import contextlib
 import functools
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -44,6 +45,8 @@ class Lifecycle:
         atexit.register(self._at_exit)
         self._undo.append(lambda: atexit.unregister(self._at_exit))
         self._patch(os, "_exit", self._make_exit)
+        # Nothing else tells, when the interpreter ends, with what status it does.
+        self._patch(sys, "exit", self._make_sys_exit)
         # A server that has handled a signal raises it again when it is done, with the disposition
         # from before (uvicorn does): the process ends there, with what came since unwritten.
         self._patch(signal, "raise_signal", self._make_raise)
@@ -80,11 +83,22 @@ class Lifecycle:
 
         self._undo.append(undo)
 
+    def _make_sys_exit(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def sys_exit(status: Any = None, /) -> Any:  # noqa: ANN401 - as sys.exit takes it
+            if self.active and self._rec.run is not None:
+                self._rec.run.exiting(status)
+            return original(status)
+
+        return sys_exit
+
     def _make_exit(self, original: Callable[[int], Any]) -> Callable[[int], Any]:
         @functools.wraps(original)
         def _exit(status: int) -> None:
             if self.active:
                 try:
+                    if self._rec.run is not None:
+                        self._rec.run.exiting(status)
                     self._rec.finalize(_EXIT_WAIT_S)
                 except Exception as error:  # noqa: BLE001 - see _guard
                     self._rec.guard.swallowed["os._exit"] += 1
@@ -101,6 +115,8 @@ class Lifecycle:
                 and signalnum in (signal.SIGTERM, signal.SIGINT)
                 and signal.getsignal(signalnum) is signal.SIG_DFL
             ):
+                if self._rec.run is not None:
+                    self._rec.run.signalled(signal.Signals(signalnum).name)
                 self._write_before(signalnum, fatal=True)
             original(signalnum)
 
@@ -187,6 +203,8 @@ class Lifecycle:
         # A training record's handler ends the process too, after the record.
         fatal = previous is signal.SIG_DFL or getattr(previous, "ends_process", False)
         if self.active:
+            if self._rec.run is not None:
+                self._rec.run.signalled(signal.Signals(number).name)
             self._write_before(number, fatal=fatal)
         if callable(previous):
             previous(number, frame)

@@ -66,11 +66,24 @@ class Loops:
         self.iteration = rec.settings.start_iteration
         #: Tells ``"evaluation"`` when the framework is not learning; set by a hook.
         self.stage_probe: Callable[[], str | None] = lambda: None
+        #: How many epochs ``ci.epochs`` was given, and the pass that trains: what is planned.
+        self.planned_epochs: int | None = None
+        self.training: Pass | None = None
+        #: Whether a training step was made: the first one is no measure of the others.
+        self.warm = False
         self._waiting: set[Pass] = set()
         #: Passes whose iterator was collected while they were open: to be finished by their thread.
         self._gone: set[Pass] = set()
 
     # --- epochs --------------------------------------------------------------------------------
+
+    def plan(self, epochs: object) -> None:
+        """``ci.epochs`` begins with these."""
+        if not self.is_inside_epochs():
+            try:
+                self.planned_epochs = len(epochs)  # type: ignore[arg-type]
+            except Exception:  # noqa: BLE001 - a generator has no length; the user's class may raise
+                self.planned_epochs = None
 
     def open_epoch(self, index: int) -> BaseScope | None:
         """Open an explicit epoch (``ci.epochs``), current on this thread."""
@@ -137,6 +150,12 @@ class Loops:
                 return scope
             scope = scope.above
         return None
+
+    def warm_up(self, step: BaseScope | None) -> None:
+        """Tag the first training step of the recording as ``warmup``."""
+        if step is not None:
+            self.warm = True
+            step.attrs = {**step.attrs, semconv.WARMUP: True}
 
     def next_iteration(self) -> int:
         """The number of the next training step, monotonic over the run."""

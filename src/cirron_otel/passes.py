@@ -32,7 +32,8 @@ class Pass(PassCore):
 
     __slots__ = (
         "__weakref__", "_frame", "_hint", "_iterator", "_outer", "_pending", "_seen", "_taken",
-        "_unowned", "container", "displaced", "gone_ns", "source", "thread", "thread_id",
+        "_unowned", "container", "displaced", "gone_ns", "length", "source", "thread",
+        "thread_id",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +52,8 @@ class Pass(PassCore):
         self.step: BaseScope | None = None
         self.count = 0
         self.displaced = False
+        #: How many items it has, where that is known and was harmless to ask.
+        self.length: int | None = None
         #: When the iterator was collected, if it was.
         self.gone_ns: int | None = None
         #: What the first fetch suggested for ``stage``.
@@ -211,7 +214,13 @@ class Pass(PassCore):
                 loops.here.epochs += 1
                 loops.here.implicit_epoch = epoch
         self.epoch = epoch
+        self.length = self._planned()
+        loops.training = self
         self._stay()
+
+    def _planned(self) -> int | None:
+        # Asked for its length, a loader of an iterable data set warns later if it gives more.
+        return None if getattr(self.source, "_dataset_kind", 0) == 1 else self.total()
 
     def _record(self, start_ns: int, end_ns: int) -> None:
         loops = self._loops
@@ -275,7 +284,10 @@ class Pass(PassCore):
             index = counters.get(semconv.STEP, 0)
             counters[semconv.STEP] = index + 1
         self.count += 1
-        return self._auto(semconv.STEP, index, start_ns, self._loops.next_iteration())
+        step = self._auto(semconv.STEP, index, start_ns, self._loops.next_iteration())
+        if not self._loops.warm:
+            self._loops.warm_up(step)
+        return step
 
     def _inner(self, start_ns: int) -> BaseScope | None:
         if not self.explicit:

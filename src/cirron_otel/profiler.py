@@ -47,6 +47,18 @@ class Profiler:
         self._rec = rec
         self._hooks = hooks
         self._lifecycle = lifecycle
+        #: Started for ``opentelemetry-instrument``: the program's own ``profile()`` takes over.
+        self.automatic = False
+
+    def hook(self, framework: str) -> None:
+        """Put a framework's hook in place as well, now or when it is imported."""
+        if self._hooks is not None and self.enabled:
+            self._hooks.add(framework)
+
+    def unhook(self, framework: str) -> None:
+        """Take a framework's hook away, for the rest of this recording."""
+        if self._hooks is not None:
+            self._hooks.remove(framework)
 
     @property
     def enabled(self) -> bool:
@@ -161,6 +173,8 @@ class Profiler:
         tb: TracebackType | None,
     ) -> None:
         """Shut down; an exception of the block flies on, never one of ours in its place."""
+        if self._rec is not None and self._rec.run is not None:
+            self._rec.run.leaving(exc)
         try:
             self.shutdown()
         except Exception:  # only in strict mode (see _guard): it was counted and logged
@@ -213,10 +227,20 @@ class Cirron:
         on_finding: OnFinding | Iterable[OnFinding] | None = None,
         snapshot_every: int | None = None,
         snapshot_max_bytes: int | None = None,
+        watchdog: Any = None,  # noqa: ANN401 - a switch, seconds, or a mapping of them
+        terminal: str | None = None,
+        tee: Any = None,  # noqa: ANN401 - a name or several
+        mirror: str | None = None,
+        profile_on: Any = None,  # noqa: ANN401 - a name or several
+        flops_per_token: float | None = None,
+        device_peak_flops: float | None = None,
     ) -> Profiler:
         """Start recording; see :func:`cirron_otel.profile`."""
         with _lock:
             running = _running()
+            if running is not None and running.enabled and running.automatic:
+                running.shutdown()
+                running = None
             if running is not None and running.enabled:
                 logger.warning(
                     "cirron-otel: profile() was called again; the recording goes on as it was, "
@@ -251,6 +275,13 @@ class Cirron:
                 "stop_on": stop_on,
                 "snapshot_every": snapshot_every,
                 "snapshot_max_bytes": snapshot_max_bytes,
+                "watchdog": watchdog,
+                "terminal": terminal,
+                "tee": tee,
+                "mirror": mirror,
+                "profile_on": profile_on,
+                "flops_per_token": flops_per_token,
+                "device_peak_flops": device_peak_flops,
             }
             callbacks = callbacks_of(on_finding)
             settings = resolve(
@@ -278,9 +309,16 @@ class Cirron:
         """As :func:`cirron_otel.epochs`."""
         return scopes.epochs(iterable)
 
-    def batches(self, iterable: Iterable[_T], *, stage: str | None = None) -> scopes.Loop[_T]:
+    def batches(
+        self,
+        iterable: Iterable[_T],
+        *,
+        stage: str | None = None,
+        tokens: Callable[[_T], Any] | None = None,
+        samples: Callable[[_T], Any] | None = None,
+    ) -> scopes.Loop[_T]:
         """As :func:`cirron_otel.batches`."""
-        return scopes.batches(iterable, stage=stage)
+        return scopes.batches(iterable, stage=stage, tokens=tokens, samples=samples)
 
     @overload
     def trace(
@@ -339,6 +377,11 @@ def _set_default(owner: Cirron) -> None:
     _Default.owner = owner
 
 
+def running() -> Profiler | None:
+    """What ``profile()`` returned last, unless it was shut down since."""
+    return _running()
+
+
 def _running() -> Profiler | None:
     owner = _Default.owner
     return None if owner is None else owner._profiler  # noqa: SLF001
@@ -379,6 +422,13 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     on_finding: OnFinding | Iterable[OnFinding] | None = None,
     snapshot_every: int | None = None,
     snapshot_max_bytes: int | None = None,
+    watchdog: Any = None,  # noqa: ANN401 - a switch, seconds, or a mapping of them
+    terminal: str | None = None,
+    tee: Any = None,  # noqa: ANN401 - a name or several
+    mirror: str | None = None,
+    profile_on: Any = None,  # noqa: ANN401 - a name or several
+    flops_per_token: float | None = None,
+    device_peak_flops: float | None = None,
 ) -> Profiler:
     """Start recording this process: opens the ``cirron.session`` scope and installs the hooks.
 
@@ -392,7 +442,8 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     ``exit_budget`` (seconds), ``ranks``, ``export_rate`` and ``export_burst``; of requests
     ``request_sample_ratio`` and ``tenant_rate`` (a second).
 
-    ``snapshots`` says what is kept of the weights of watched models at the end of each epoch:
+    ``snapshots`` says what is kept, at the end of each epoch, of the weights of watched models and
+    of those that a framework's loop trains:
     ``"stats"`` (default), ``"sampled"`` (with the tensors themselves at a share ``sample_rate`` of
     the snapshots), ``"full"``, or None for nothing; ``snapshot_every`` takes one every so many
     steps too, ``snapshot_max_bytes`` bounds the files.
@@ -401,6 +452,20 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     mapping has the options of ``Monitor``); ``on_finding`` is called with each ``Finding``, on the
     thread that found it; ``stop_on`` (severities or kinds of findings) ends the training by a
     ``StopTraining`` at a clean point.
+
+    ``tee`` (of ``"wandb"``, ``"tensorboard"``, ``"mlflow"``, ``"accelerate"``) copies the scalars
+    that the program logs there into marks, and an outage of theirs does not end the program;
+    ``mirror`` (``"record_function"`` or ``"nvtx"``) shows scopes in torch's profiler or in Nsight;
+    ``profile_on`` (severities or kinds of findings) records a few steps with torch's profiler after
+    such a finding, see :func:`cirron_otel.profile_window`.
+
+    ``flops_per_token`` (of forward and backward) and ``device_peak_flops`` (of one device, a
+    second) make of the tokens counted by ``ci.batches(loader, tokens=...)`` a share of the peak.
+
+    ``watchdog`` tells of a training that has stopped moving (True; seconds; seconds by phase; False
+    for never); ``terminal`` says what is shown of the run on stderr: ``"auto"`` (a table at the end
+    of a training, on a terminal), ``"summary"`` (the table in any case), ``"progress"`` (one line
+    while it runs, too) or ``"none"``.
 
     Raises :class:`~cirron_otel.errors.ConfigurationError` or
     :class:`~cirron_otel.errors.CirronDependencyError` for a value that cannot be used, before any
@@ -438,6 +503,13 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
         on_finding=on_finding,
         snapshot_every=snapshot_every,
         snapshot_max_bytes=snapshot_max_bytes,
+        watchdog=watchdog,
+        terminal=terminal,
+        tee=tee,
+        mirror=mirror,
+        profile_on=profile_on,
+        flops_per_token=flops_per_token,
+        device_peak_flops=device_peak_flops,
     )
 
 
@@ -464,7 +536,10 @@ def watch(
     try:
         watched.add((model, *more), name=_name_of(name), buffers=buffers, monitor=monitor)
     except Exception as error:  # noqa: BLE001 - see _guard
-        logger.warning("cirron-otel: this model cannot be watched: %r", error)
+        logger.warning(
+            "cirron-otel: this model cannot be watched, ci.snapshot(model) looks at it by hand: %r",
+            error,
+        )
     return model
 
 

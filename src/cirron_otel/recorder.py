@@ -27,6 +27,7 @@ from cirron_otel.cursors import Delivered
 from cirron_otel.errors import SpoolError
 from cirron_otel.findings import Findings
 from cirron_otel.joined import JoinedSpans
+from cirron_otel.listening import Listening, ScopeListener
 from cirron_otel.process_usage import ProcessUsage
 from cirron_otel.provider import OwnSpans
 from cirron_otel.run_state import RunState
@@ -58,7 +59,7 @@ _MARK_LOSSES = ("graph_capture", "device_not_ready", "device_read_failed")
 class Recorder(RecorderCore):
     """Everything one process records. Public methods never raise and are safe from any thread."""
 
-    def __init__(  # noqa: PLR0913 - what a recorder is made of
+    def __init__(  # noqa: PLR0913, PLR0915 - what a recorder is made of
         self,
         settings: Settings,
         *,
@@ -90,6 +91,12 @@ class Recorder(RecorderCore):
         self.boundaries = Boundaries(self.guard)
         self.at_epoch_end = self.boundaries.at_epoch_end
         self.before_optimizer_step = self.boundaries.before_optimizer_step
+        #: Who is told of scopes and of what fails in them.
+        self.listening = Listening(self.guard)
+        #: What copies values that are given to other libraries, where that is asked for.
+        self.tee: Any = None
+        #: What looks at the run as a whole (see run/), where there is something that does.
+        self.run: Any = None
         #: What takes snapshots of models (see weights/), where there is something that does.
         self.snapshots: Any = None
         self.resources = ProcessUsage.for_settings(settings.resources)
@@ -142,8 +149,9 @@ class Recorder(RecorderCore):
         """Open the root scope on the calling thread, in a trace of its own; it becomes current."""
         if "spool" in self.settings.output:
             self.out.run_state = run_state.begin(
-                self.spool.run_directory, self.run_id, self.rank, self.settings.start_iteration
-            )
+                self.spool.run_directory, self.run_id, self.rank, self.settings.start_iteration,
+                world_size=self.settings.world_size,
+            )  # fmt: skip
         self.active = True
         session = self.make_scope(semconv.SESSION, None, attrs)
         session.open_root(links)
@@ -155,8 +163,18 @@ class Recorder(RecorderCore):
     def refresh_busy(self) -> None:
         """Whether scopes have to take the general path, and whether spans show marks."""
         self.shows_marks = bool(self.processors) or not self.spans.lean
-        self.detour = bool(self.pending or self.resources or self.is_child)
+        self.detour = bool(self.pending or self.resources or self.is_child or self.listening.scopes)
         self.busy = bool(self.detour or self.processors or not self.spans.lean)
+
+    def listen(self, listener: ScopeListener) -> None:
+        """Tell ``listener`` of every scope from now on; all scopes take the general path then."""
+        self.listening.scopes = (*self.listening.scopes, listener)
+        self.refresh_busy()
+
+    def listen_no_more(self, listener: ScopeListener) -> None:
+        """Tell ``listener`` no more."""
+        self.listening.scopes = tuple(one for one in self.listening.scopes if one is not listener)
+        self.refresh_busy()
 
     @property
     def processors(self) -> tuple[Any, ...]:
@@ -355,6 +373,8 @@ class Recorder(RecorderCore):
             orderly = is_session or scope.auto
             idle = scope.auto and scope.name == semconv.EPOCH
             end = scope.last_ns if idle else scope.at(now)
+            if is_session and self.run is not None:
+                self.run.close(error, end)
             try:
                 scope.close(
                     end_ns=end, truncated=not orderly, restore=False,
@@ -397,6 +417,7 @@ class Recorder(RecorderCore):
         self.close_open_scopes(error=error if self.at_exit else None)
         self.active = False
         self.boundaries.forget()
+        self.listening.ended()
         if self.snapshots is not None:
             self.snapshots.stop()
         if session is not None and session._state == ENDED:  # noqa: SLF001
@@ -480,6 +501,8 @@ class Recorder(RecorderCore):
         self._await_first_row()
         self.endings = []
         self.boundaries.forget()
+        self.listening.forget()
+        self.run = None
         self.snapshots = None
         self.guard.losses.clear()
         self.guard.swallowed.clear()
@@ -531,6 +554,7 @@ class Recorder(RecorderCore):
             "destinations": self._destinations if delivery is None else delivery.health(),
             "forward_restart_count": 0 if delivery is None else delivery.restarts,
             "findings": self.findings.health(),
+            **({} if self.run is None else {"run": self.run.health()}),
         }  # fmt: skip
 
 

@@ -27,7 +27,12 @@ _IDLE_HEALTH: dict[str, Any] = {
         "mode": "off", "taken": 0, "tensors": 0, "skipped": {}, "files": 0, "file_bytes": 0,
         "evicted_files": 0, "last_duration_ns": 0,
     },
+    "run": {
+        "outcome": None, "error_type": None, "signal": None, "steps": 0, "progress": None,
+        "eta": None, "hanging": False, "time": {},
+    },
     "findings": {"count": 0, "by_severity": {}, "by_kind": {}, "recent": []},
+    "tee": {},
 }  # fmt: skip
 
 
@@ -47,6 +52,8 @@ def health_of(
             answer["transport"] = transport.word(rec.settings)
             if rec.snapshots is not None:
                 answer["snapshots"] = rec.snapshots.health()
+            if rec.tee is not None:
+                answer["tee"] = rec.tee.health()
     except Exception as error:  # noqa: BLE001 - a health report never fails
         answer["health_error"] = repr(error)
     answer["status"] = _status(answer)

@@ -4,6 +4,12 @@ The run directory (``<output>/run/``) holds, per run and rank, a small file with
 last iteration. A later process of the same run takes the next attempt from it; the iteration goes
 on from where its caller says it resumed (``profile(start_iteration=)``), because only the training
 program knows which checkpoint it loaded.
+
+Ranks agree on the attempt without a word to each other, and without what a launcher counts (its
+counts differ between the workers of one restart): an attempt is one more than that of any rank that
+is gone before its end, and not less than that of any rank that is there or has completed it. So a
+rank that never got as far as ``profile()`` in one attempt, or was not there at all, does not fall
+behind.
 """
 
 from __future__ import annotations
@@ -11,15 +17,25 @@ from __future__ import annotations
 import os
 import re
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from cirron_otel.recovery import writer_state
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+#: Other ranks that are looked at: of thousands a few are enough to agree with.
+_PEERS = 16
+#: A rank that holds no lock (its file system has none, or it is just starting) is taken to be there
+#: for so long after its last word.
+_PRESENT_S = 30.0
+#: The outcome of a rank that has nothing more to do in its attempt.
+_COMPLETED = "completed"
 
 
 class _Saved(msgspec.Struct):
@@ -27,6 +43,10 @@ class _Saved(msgspec.Struct):
     rank: int
     attempt: int
     iteration: int
+    #: The name of its lock, where it holds one.
+    writer: str = ""
+    #: How it ended, in a word; empty while it has not, or where nobody was left to say so.
+    outcome: str = ""
 
 
 class RunState(msgspec.Struct):
@@ -37,17 +57,25 @@ class RunState(msgspec.Struct):
     run_id: str = ""
     rank: int = 0
     saved_iteration: int = -1
+    writer: str = ""
+    outcome: str = ""
 
     @classmethod
     def none(cls, attempt: int = 1) -> RunState:
         """The state of a process that keeps none (a worker, a child)."""
         return cls(attempt, None)
 
-    def save(self, iteration: int) -> None:
-        """Note the last iteration; atomic, and silent where the directory cannot be written."""
-        if self.path is None or iteration == self.saved_iteration:
+    def save(self, iteration: int, outcome: str = "") -> None:
+        """Note the last iteration, and how the process ends if it does.
+
+        Atomic, and silent where the directory cannot be written.
+        """
+        unchanged = iteration == self.saved_iteration and outcome == self.outcome
+        if self.path is None or unchanged:
             return
-        body = msgspec.json.encode(_Saved(self.run_id, self.rank, self.attempt, iteration))
+        self.outcome = outcome
+        saved = _Saved(self.run_id, self.rank, self.attempt, iteration, self.writer, outcome)
+        body = msgspec.json.encode(saved)
         spare = self.path.with_suffix(f".{os.getpid()}.tmp")
         try:
             spare.write_bytes(body)
@@ -56,17 +84,30 @@ class RunState(msgspec.Struct):
         except OSError:
             spare.unlink(missing_ok=True)
 
+    def holds(self, writer: str) -> None:
+        """This process holds the lock of this name, by which others see that it lives."""
+        iteration, self.saved_iteration = self.saved_iteration, -1
+        self.writer = writer
+        self.save(iteration)
 
-def begin(directory: Path, run: str, rank: int, iteration: int) -> RunState:
+
+def state_file(directory: Path, run: str, rank: int) -> Path:
+    """Where a rank of a run keeps its state; other files of it bear the same name before ``.``."""
+    return directory / f"{_UNSAFE.sub('_', run)}-rank{rank}.state"
+
+
+def begin(directory: Path, run: str, rank: int, iteration: int, *, world_size: int = 1) -> RunState:
     """The next attempt of ``run`` on this rank, written down at once."""
-    path = directory / f"{_UNSAFE.sub('_', run)}-rank{rank}.state"
-    attempt = 1
-    try:
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
-        if saved.run_id == run:
-            attempt = saved.attempt + 1
-    except (OSError, msgspec.MsgspecError):
-        pass
+    path = state_file(directory, run, rank)
+    own = _read(path, run)
+    attempt = 1 if own is None else own.attempt + 1
+    peers = [peer for peer in range(min(world_size, _PEERS + 1)) if peer != rank]
+    for peer in peers:
+        other_path = state_file(directory, run, peer)
+        other = _read(other_path, run)
+        if other is not None:
+            is_same = other.outcome == _COMPLETED or _is_there(directory, other_path, other)
+            attempt = max(attempt, other.attempt if is_same else other.attempt + 1)
     state = RunState(attempt, path, run, rank)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -74,6 +115,25 @@ def begin(directory: Path, run: str, rank: int, iteration: int) -> RunState:
         return RunState.none(attempt)
     state.save(iteration)
     return state
+
+
+def _read(path: Path, run: str) -> _Saved | None:
+    """What a rank has saved of this run; None where there is nothing that can be read."""
+    try:
+        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return saved if saved.run_id == run else None
+
+
+def _is_there(directory: Path, path: Path, saved: _Saved) -> bool:
+    """Whether the process that saved this lives, as far as can be seen from here."""
+    if saved.writer:
+        return writer_state(directory, saved.writer) == "alive"
+    try:
+        return time.time() - path.stat().st_mtime < _PRESENT_S
+    except OSError:
+        return False
 
 
 def on_process_exit(finalize: Callable[[], None]) -> None:

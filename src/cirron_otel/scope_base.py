@@ -219,6 +219,8 @@ class BaseScope(ScopeCore):
             self.prev = context
             self.ctx = self.attached(context)
             attach_context(self.ctx)
+            if rec.listening.scopes:
+                rec.listening.opened(self)
         return True
 
     def attached(self, context: Context) -> Context:
@@ -400,6 +402,8 @@ class BaseScope(ScopeCore):
             self.end_ns = end = max(now, self.start_ns)
             if exc is not None and not isinstance(exc, GeneratorExit):
                 self.note_exception(exc, end)
+                if self._rec.listening.at_error:
+                    self._rec.listening.failed(self, exc)
             if truncated:
                 self.attrs = {**self.attrs, semconv.TRUNCATED: True}
             self._wrap_up(end)
@@ -422,6 +426,8 @@ class BaseScope(ScopeCore):
         self._finish(end)
         rec.open.pop(self.id, None)
         rec.emit(self)
+        if rec.listening.scopes:
+            rec.listening.closed(self)
 
     def _end_inner(self, context: Context, end_ns: int) -> None:
         """Close the loop scopes that were opened inside this one and are still current."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from opentelemetry import trace as otel_trace
 
 from cirron_otel import children, recorder
+from cirron_otel.batch_counts import counts_of
 from cirron_otel.core import make_mark, record_number
 from cirron_otel.decorators import decorated
 from cirron_otel.joined import JoinedScope
@@ -328,6 +329,7 @@ def _epochs(iterable: Iterable[_T]) -> Iterator[_T]:
         yield from iterable
         return
     epoch: BaseScope | None = None
+    rec.loops.plan(iterable)
     for index, item in enumerate(iterable):
         nested = False
         try:
@@ -348,7 +350,13 @@ def _epochs(iterable: Iterable[_T]) -> Iterator[_T]:
                 _guarded(rec, rec.loops.end_epoch, epoch)
 
 
-def batches(iterable: Iterable[_T], *, stage: str | None = None) -> Loop[_T]:
+def batches(
+    iterable: Iterable[_T],
+    *,
+    stage: str | None = None,
+    tokens: Callable[[_T], Any] | None = None,
+    samples: Callable[[_T], Any] | None = None,
+) -> Loop[_T]:
     """Loop over batches: each body is a ``step`` scope that begins with its ``data_load``.
 
     Without a surrounding ``ci.epochs`` a training loop makes its own ``epoch``. ``stage``
@@ -356,11 +364,17 @@ def batches(iterable: Iterable[_T], *, stage: str | None = None) -> Loop[_T]:
     torch is not recording gradients or the model is in eval mode at the first fetch. Evaluation
     steps lie in one ``evaluation`` scope. Inside another step of ``ci.batches`` the bodies are
     ``micro_batch`` scopes. Never raises of its own; what ``iterable`` raises is the caller's.
+
+    ``tokens`` and ``samples`` take a batch and return how many of each it holds on this rank: a
+    number, also one on a device, which is read later. They become marks of the step, and rates.
+    With ``tokens`` alone samples are counted too: the first dimension of the first tensor.
     """
-    return Loop(_batches(iterable, stage), iterable)
+    return Loop(_batches(iterable, stage, tokens, samples), iterable)
 
 
-def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
+def _batches(
+    iterable: Iterable[_T], stage: str | None, tokens: object, samples: object
+) -> Iterator[_T]:
     rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None or rec.loops is None:
         yield from iterable
@@ -375,6 +389,9 @@ def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
     clock = rec.clock
     tick = clock.monotonic_ns
     this = rec.loops.begin(explicit=True, stage=stage, source=iterable)
+    counts = None
+    if tokens is not None or samples is not None:
+        counts = counts_of(rec, tokens, samples)
     fetch = iter(iterable).__next__
     try:
         while True:
@@ -393,9 +410,15 @@ def _batches(iterable: Iterable[_T], stage: str | None) -> Iterator[_T]:
             # One offset for both: the wall clock may have been stepped during the fetch.
             offset = clock.offset_ns
             _guarded(rec, this.fetched, begun + offset, tick() + offset)
+            if counts is not None:
+                _guarded(rec, counts.count, item)
             yield item
+            if counts is not None:
+                _guarded(rec, counts.mark)
             _guarded(rec, this.before_fetch)
     finally:
+        if counts is not None and this.step is not None and this.step.is_open:
+            _guarded(rec, counts.mark)  # the loop was left in the middle of a body
         _guarded(rec, this.finish)
 
 

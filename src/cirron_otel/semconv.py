@@ -18,6 +18,10 @@ DATA_LOAD = "data_load"
 FORWARD = "forward"
 BACKWARD = "backward"
 OPTIMIZER_STEP = "optimizer_step"
+#: Waiting for the other ranks of a distributed training, inside the phase where it happens.
+COLLECTIVE_WAIT = "collective_wait"
+#: A compiler works, inside whatever had something to compile.
+COMPILE = "compile"
 #: A pass over data without learning.
 EVALUATION = "evaluation"
 #: A pass over data for its outputs.
@@ -26,6 +30,8 @@ PREDICTION = "prediction"
 SANITY_CHECK = "sanity_check"
 #: The model or the whole state of the training is written or read.
 CHECKPOINT = "checkpoint"
+#: What an asynchronous save goes on with while the training does.
+CHECKPOINT_BACKGROUND = "checkpoint_background"
 #: Batches that an earlier attempt had are passed over; its attribute ``batches`` counts them.
 RESUME_SKIP = "resume_skip"
 #: One call of a service, from its beginning to the last part of its answer.
@@ -48,8 +54,19 @@ INTERRUPTED = "cirron.interrupted"
 RECOVERED = "recovered"
 #: Number of the DataLoader worker a scope was opened in.
 WORKER_ID = "worker_id"
+#: On a step of which a compiler or a first use took part: no measure of the steps to come.
+WARMUP = "warmup"
 #: ``train`` or ``eval``: the mode of the outermost module of a forward.
 MODE = "mode"
+
+# --- checkpoints ----------------------------------------------------------------------------------
+#: ``save`` or ``load``.
+CHECKPOINT_OPERATION = "cirron.checkpoint.operation"
+#: ``torch``, ``distributed`` or ``safetensors``: whose functions were called.
+CHECKPOINT_FORMAT = "cirron.checkpoint.format"
+CHECKPOINT_PATH = "cirron.checkpoint.path"
+#: Bytes that this process has written or read: of the file, or of its part of the tensors.
+CHECKPOINT_BYTES = "cirron.checkpoint.bytes"
 
 # --- snapshots ------------------------------------------------------------------------------------
 # Attributes of the scope.
@@ -143,12 +160,32 @@ LEFT_OUT_STEPS = "cirron.left_out.steps"
 # --- marks that framework hooks make -------------------------------------------------------------
 LOSS = "loss"
 LEARNING_RATE = "learning_rate"
+#: How many tokens a step was given; how many samples is ``SAMPLES``.
+TOKENS = "tokens"
 #: Prefix: what the framework itself logged, as it logged it.
 LOG_PREFIX = "log/"
 #: Attribute of such a mark: the framework's number of finished steps.
 LOG_STEP = "step"
+#: Attribute of a mark that was given to a tracker: to which one.
+TEE = "tee"
 #: Attribute of an epoch that a framework's loop opened: which framework.
 FRAMEWORK = "framework"
+
+# --- estimators of scikit-learn's kind ------------------------------------------------------------
+# Scopes bear the names of the methods that were called.
+#: Attribute: the class of the estimator.
+ESTIMATOR = "estimator"
+#: Attribute: its name in the pipeline, union or column transformer that it is a part of.
+ESTIMATOR_STEP = "step"
+#: Attribute: rows of the data it was called with.
+SAMPLES = "samples"
+#: Marks: what ``score`` returned; the best mean of a search.
+SCORE = "score"
+BEST_SCORE = "best_score"
+#: Attribute of a candidate's mark: its number in the search.
+CANDIDATE = "candidate"
+#: Mark of a round of boosting where nothing is evaluated: how many there were.
+ROUND = "round"
 
 # --- marks of ours --------------------------------------------------------------------------------
 #: What our own instrumentation took out of the scope it is on, in ns.
@@ -163,9 +200,29 @@ TRAIN_GRAD_NORM = "cirron.train.grad_norm"
 TRAIN_LEARNING_RATE = "cirron.train.learning_rate"
 TRAIN_TOKENS = "cirron.train.tokens"
 TRAIN_SAMPLES = "cirron.train.samples"
+#: Marks and metrics: counts of training steps over the lengths of the same steps, 1/s; and the
+#: share of the device's peak that the model's operations are.
+TRAIN_TOKENS_PER_SECOND = "cirron.train.tokens_per_second"
+TRAIN_SAMPLES_PER_SECOND = "cirron.train.samples_per_second"
+TRAIN_MFU = "cirron.train.mfu"
+#: Attribute of the session: the last of those rates.
+DL_TOKENS_PER_SECOND = "dl.throughput_tokens_per_sec"
 STEP_DURATION = "cirron.step.duration"
 PHASE_DURATION = "cirron.phase.duration"
 LAST_STEP_TIME = "cirron.last_step.time"
+#: Marks and metrics of the run as a whole: the share that is done, seconds to the end, and seconds
+#: by category since the mark before.
+PROGRESS = "cirron.progress"
+ETA = "cirron.eta"
+RUN_TIME = "cirron.run.time"
+#: Attribute of such a mark and of the metric's points.
+CATEGORY = "category"
+#: On the session, in metrics and in ``health()``: how it ended; and the signal, where one ended it.
+RUN_OUTCOME = "cirron.run.outcome"
+RUN_SIGNAL = "cirron.run.signal"
+#: On the session: training steps made, and seconds from the start of the process to ``profile()``.
+RUN_STEPS = "cirron.run.steps"
+RUN_BEFORE_PROFILE = "cirron.run.before_profile"
 #: The last value of every other mark with a number.
 MARK_METRIC = "cirron.mark"
 #: Marks that were NaN or infinite: such a value is no point of any series.
@@ -214,6 +271,24 @@ FINDING_LAYER = "cirron.finding.layer"
 #: The optimizer step, from 0, at which it was seen.
 FINDING_STEP = "cirron.finding.step"
 
+# Of the finding `straggler`: whose fault it is; lengths in s, medians over the steps looked at.
+STRAGGLER_RANK = "cirron.straggler.rank"
+#: ``data``, ``forward``, ``backward``, ``optimizer`` or ``other``.
+STRAGGLER_PHASE = "cirron.straggler.phase"
+STRAGGLER_HOST = "cirron.straggler.host"
+#: What it takes longer than the other ranks, and a step as a whole.
+STRAGGLER_EXCESS = "cirron.straggler.excess"
+STRAGGLER_STEP = "cirron.straggler.step"
+#: In how many of how many steps it was slower than the others.
+STRAGGLER_SLOW_STEPS = "cirron.straggler.slow_steps"
+STRAGGLER_STEPS = "cirron.straggler.steps"
+
+# Of the finding `data_stall`: which share of how many steps was `data_load`; medians in s.
+DATA_STALL_SHARE = "cirron.data_stall.share"
+DATA_STALL_STEPS = "cirron.data_stall.steps"
+DATA_STALL_DATA_LOAD = "cirron.data_stall.data_load"
+DATA_STALL_STEP = "cirron.data_stall.step"
+
 # --- language models: OpenTelemetry's names for generative AI -----------------------------------
 #: ``chat``, ``text_completion``, ``embeddings``, or a word of the service's own.
 GEN_AI_OPERATION = "gen_ai.operation.name"
@@ -256,6 +331,26 @@ SERVER_DURATION = "gen_ai.server.request.duration"
 SERVER_TIME_TO_FIRST_TOKEN = "gen_ai.server.time_to_first_token"
 SERVER_TIME_PER_OUTPUT_TOKEN = "gen_ai.server.time_per_output_token"
 
+# --- memory ---------------------------------------------------------------------------------------
+# Marks of a step, and metrics: what torch's allocator holds of the accelerator, in bytes.
+MEMORY_ALLOCATED = "cirron.memory.allocated"
+MEMORY_RESERVED = "cirron.memory.reserved"
+MEMORY_PEAK = "cirron.memory.peak"
+#: Attribute where there are several: ``cuda:1``.
+MEMORY_DEVICE = "cirron.memory.device"
+#: Of the finding `out_of_memory`: the largest blocks in use, with their owners where known.
+MEMORY_BLOCKS = "cirron.memory.blocks"
+#: Mark and metric: the resident set, OpenTelemetry's name.
+PROCESS_MEMORY = "process.memory.usage"
+
+# --- windows of torch's profiler ------------------------------------------------------------------
+#: On each step that was recorded: the file, from the output directory on.
+PROFILE_FILE = "cirron.profile.file"
+#: Name of the log record of a file that was written, and its attributes.
+PROFILE_WINDOW = "cirron.profile.window"
+PROFILE_STEPS = "cirron.profile.steps"
+PROFILE_BYTES = "cirron.profile.bytes"
+
 # --- resource -------------------------------------------------------------------------------------
 SERVICE_NAME = "service.name"
 SERVICE_INSTANCE_ID = "service.instance.id"
@@ -270,6 +365,14 @@ WORKSPACE_ID = "cirron.workspace.id"
 PIPELINE_ID = "cirron.pipeline.id"
 DEPLOYMENT_ID = "cirron.deployment.id"
 MODEL_ID = "cirron.model.id"
+K8S_NAMESPACE = "k8s.namespace.name"
+K8S_POD_NAME = "k8s.pod.name"
+K8S_POD_UID = "k8s.pod.uid"
+K8S_NODE = "k8s.node.name"
+#: UUID of the GPU, by which DCGM's metrics name it too.
+GPU_ID = "hw.id"
+#: The commit that the program was at.
+COMMIT = "vcs.ref.head.revision"
 
 #: Environment variable that tells a child process where its parent records.
 CARRIER_VARIABLE = "CIRRON_OTEL_CARRIER"

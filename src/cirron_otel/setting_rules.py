@@ -30,7 +30,11 @@ SNAPSHOT_MODES = ("stats", "sampled", "full")
 OUTPUTS = ("spool", "log", "stdout")
 RESOURCES = ("cpu", "memory")
 SPAN_CHOICES = ("own", "all")
+TERMINAL_CHOICES = ("auto", "summary", "progress", "none")
 FORWARD_CHOICES = ("thread", "process", "off")
+TEES = ("wandb", "tensorboard", "mlflow", "accelerate")
+_TEE_ALIASES = {"tensorboardx": "tensorboard"}
+MIRRORS = ("record_function", "nvtx")
 RANK_CHOICES = ("all", "rank0", "first_per_node", "sampled")
 
 _TRUE = frozenset({"true", "1", "yes", "on"})
@@ -226,6 +230,16 @@ def amount(value: object) -> float:
     return number
 
 
+def operations(value: object) -> float | None:
+    """A finite number above 0, or none."""
+    if isinstance(value, str) and value.strip().lower() == "none":
+        return None
+    number = float(_number(value))
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError
+    return number
+
+
 def choice(options: tuple[str, ...]) -> Callable[[object], str]:
     """One word out of ``options``, in any case."""
 
@@ -276,6 +290,12 @@ def names(
         return () if "none" in found else tuple(word for word in options if word in found)
 
     return parse_names
+
+
+def mirror(value: object) -> str | None:
+    """Where scopes are shown while they are open; ``off`` and ``none`` for nowhere."""
+    word = _text(value).lower()
+    return None if word in _OFF else choice(MIRRORS)(word)
 
 
 def framework_names(value: object) -> tuple[str, ...] | None:
@@ -408,6 +428,16 @@ def monitor_options(value: object) -> bool | dict[str, object]:
     return boolean(value)
 
 
+def watchdog_limits(value: object) -> bool | float | dict[str, object]:
+    """Whether to look for hangs, or after how many seconds without movement, or by phase."""
+    if isinstance(value, Mapping):
+        return {_text(key): item for key, item in value.items()}
+    try:
+        return boolean(value)
+    except ValueError:
+        return seconds(value)
+
+
 def finding_names(value: object) -> tuple[str, ...]:
     """Severities or kinds of findings, as a list or as text with commas; ``none`` for none."""
     given = value.split(",") if isinstance(value, str) else value
@@ -475,6 +505,17 @@ RULES: dict[str, Rule] = {
     "start_iteration": Rule(whole(0), _count(0)),
     "monitor": Rule(monitor_options, "true, false, or a mapping of the monitor's options"),
     "stop_on": Rule(finding_names, "severities (warning, critical) or kinds of findings"),
+    "tee": Rule(
+        names(TEES, _TEE_ALIASES), "names out of wandb, tensorboard, mlflow, accelerate; or none"
+    ),
+    "mirror": Rule(mirror, "record_function, nvtx or off"),
+    "flops_per_token": Rule(operations, "a number of operations above 0, or none"),
+    "device_peak_flops": Rule(operations, "a number of operations per second above 0, or none"),
+    "profile_on": Rule(finding_names, "severities (warning, critical) or kinds of findings"),
+    "watchdog": Rule(
+        watchdog_limits, "true, false, seconds above 0, or a mapping from phases to seconds"
+    ),
+    "terminal": Rule(choice(TERMINAL_CHOICES), _listed(TERMINAL_CHOICES)),
     "rank": Rule(whole(0), _count(0), per_process=True),
     "world_size": Rule(whole(1), _count(1), per_process=True),
     "local_rank": Rule(whole(0), _count(0), per_process=True),

@@ -112,6 +112,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_iteration: int = 0
     monitor: bool | dict[str, object] = False
     stop_on: tuple[str, ...] = ()
+    tee: tuple[str, ...] = ()
+    mirror: Literal["record_function", "nvtx"] | None = None
+    profile_on: tuple[str, ...] = ()
+    flops_per_token: float | None = None
+    device_peak_flops: float | None = None
+    watchdog: bool | float | dict[str, float] = True
+    terminal: Literal["auto", "summary", "progress", "none"] = "auto"
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msgspec import UNSET
 
@@ -20,16 +20,28 @@ from cirron_otel.core import RowBuffer
 from cirron_otel.errors import SpoolError
 from cirron_otel.flush_thread import FlushThread
 from cirron_otel.recovery import WriterLock, recover
-from cirron_otel.sinks import sinks
+from cirron_otel.sinks.lines import sinks
 from cirron_otel.spool import Spool
 from cirron_otel.values import Deferred, MarkValue, mark_value
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cirron_otel.recorder import Recorder
     from cirron_otel.scope_base import BaseScope
 
 #: How long the flush thread steps back between two slices, so that a waiting thread goes first.
 _YIELD_S = 0.0001
+
+
+class BatchWatcher(Protocol):
+    """Who looks at what this process has recorded, from its rows. On the flush thread."""
+
+    def written(self, batch: Sealed) -> None:
+        """A batch is on disk, or would be if files were kept."""
+
+    def flushed(self) -> None:
+        """A flush is over: what had ended before it has been shown."""
 
 
 class SpoolWriter:
@@ -53,6 +65,8 @@ class SpoolWriter:
         self._announced: tuple[str, ...] = ()
         self._lock: WriterLock | None = None
         self._prepared = False
+        #: Who looks at the batches that were written; on the flush thread.
+        self.watchers: list[BatchWatcher] = []
         #: The process is ending: no more stepping back between slices.
         self.ending = False
 
@@ -91,6 +105,8 @@ class SpoolWriter:
             except SpoolError as error:
                 self._guard.repeat_warning("lock", str(error))
         writer = f"{host}-{rec.pid}-{start_ns}" if self._lock is None else self._lock.name
+        if self._lock is not None and self._lock.held and rec.settings.world_size > 1:
+            self.run_state.holds(writer)
         resource = {
             **rec.resource.attributes,
             semconv.RUN_ATTEMPT: self.run_state.attempt,
@@ -124,6 +140,7 @@ class SpoolWriter:
             self._lock = None
         self._marks.clear()
         self._spans.clear()
+        self.watchers = []
         self._announced = ()
         self._prepared = False
         self.batcher.forget()
@@ -139,6 +156,8 @@ class SpoolWriter:
         self._recover()
         rec.clock.resync()
         last = rec.say_last_words()
+        if rec.run is not None:
+            rec.run.tick()
         self.resolve(wait_s=0.0)
         # The open scopes are taken before the rows: what ends in between is then in both, and a
         # reader lets the closed row win. The other way round it could be in neither.
@@ -162,10 +181,20 @@ class SpoolWriter:
         self.batcher.seal(open_rows)
         if self._write():
             self._announced = names
-        if self._keeps_files:
-            self.run_state.save(rec.loops.iteration if rec.loops is not None else 0)
+        self._flush_is_over()
         if last:
             self.release()
+
+    def _flush_is_over(self) -> None:
+        loops = self._rec.loops
+        if self._keeps_files:
+            outcome = getattr(self._rec.run, "outcome", None)
+            self.run_state.save(
+                loops.iteration if loops is not None else 0,
+                "" if outcome is None else str(outcome.word),
+            )
+        for watcher in self.watchers:
+            self._tell(watcher.flushed)
 
     def _encode(self) -> None:
         """Encode what is queued now, a slice at a time; write what is full meanwhile."""
@@ -199,7 +228,15 @@ class SpoolWriter:
                 return False
             self.batcher.disk_refuses = False
             sealed.popleft()
+            for watcher in self.watchers:
+                self._tell(watcher.written, first)
         return True
+
+    def _tell(self, call: Callable[..., object], *args: object) -> None:
+        try:
+            call(*args)
+        except Exception as error:  # noqa: BLE001 - who only looks must not stop the spool
+            self._guard.swallow("watcher", error)
 
     def resolve(self, *, wait_s: float) -> None:
         """Queue the rows whose device values have come; wait for the others at most ``wait_s``."""

@@ -20,8 +20,19 @@ from cirron_otel.cursors import Delivered
 from cirron_otel.hooks import HookSet
 from cirron_otel.lifecycle import Lifecycle
 from cirron_otel.monitor.options import arguments_of
+from cirron_otel.profiler_bridge import attaching
 from cirron_otel.provider import sdk_disabled
+from cirron_otel.run import (
+    correlation,
+    data_stalls,
+    memory,
+    operations,
+    straggler_watch,
+    throughput,
+)
+from cirron_otel.run.watchdog import thresholds_of
 from cirron_otel.serving.servers import make_room
+from cirron_otel.tee.tees import Tees
 from cirron_otel.version import VERSION
 
 if TYPE_CHECKING:
@@ -48,7 +59,10 @@ def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started
     provider = None if disabled else _application_provider()
     # These may raise, before there is any effect.
     arguments_of(settings.monitor)
+    thresholds_of(settings.watchdog)
     hooks = HookSet.choose(settings.frameworks)
+    tees = Tees.choose(settings.tee)
+    attaching.check(settings)
     destinations = transport.resolve(settings, joined=provider is not None)
     lifecycle: Lifecycle | None = None
     rec: Recorder | None = None
@@ -68,7 +82,15 @@ def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started
         lifecycle.install()
         _start_snapshots(rec, destinations)
         hooks.install(rec)
+        tees.install(rec)
         make_room(rec)
+        correlation.watch_device(rec)
+        memory.watch(rec)
+        attaching.attach(rec)
+        operations.watch(rec)
+        straggler_watch.watch(rec)
+        throughput.watch(rec)
+        data_stalls.watch(rec)
         _start_delivery(rec, destinations)
         if settings.set_global and provider is None and not disabled:
             otel_trace.set_tracer_provider(rec.spans.provider)

@@ -8,9 +8,12 @@ Run: ``make gpu-check``, or ``python tests/gpu/check.py`` where the package is i
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -250,6 +253,73 @@ def no_statistics_while_a_graph_is_captured(_: str) -> None:
     assert y.sum().item() == 2000
 
 
+def memory_stands_on_steps(directory: str) -> None:
+    """Steps that come after the device is in use bear what the allocator says; no peak is reset."""
+    held = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    ci.profile(path=directory, flush_interval=0.05)
+    peak = torch.cuda.max_memory_allocated()
+    for _ in range(20):
+        _train(20)
+        time.sleep(0.02)
+    assert torch.cuda.max_memory_allocated() >= peak
+    assert ci.shutdown()
+    spans, marks = _read(directory)
+    steps = {span.id for span in spans if span.name == "step"}
+    found = [mark for mark in marks if mark.name == "cirron.memory.allocated"]
+    assert found
+    assert {mark.span_id for mark in found} <= steps
+    for mark in found:
+        assert isinstance(mark.value, int)
+        assert held.numel() <= mark.value <= torch.cuda.max_memory_allocated()
+    names = {mark.name for mark in marks}
+    assert {"cirron.memory.reserved", "cirron.memory.peak", "process.memory.usage"} <= names
+
+
+def memory_that_runs_out_is_found(directory: str) -> None:
+    """The finding has the scope and the largest block by its name; the exception is torch's."""
+    found: list[ci.Finding] = []
+    ci.profile(path=directory, on_finding=found.append)
+    model = ci.watch(nn.Linear(8192, 8192, bias=False).cuda())
+    try:
+        with ci.scope("too_large", index=3):
+            torch.empty(1 << 50, dtype=torch.uint8, device="cuda")
+    except torch.cuda.OutOfMemoryError:
+        pass
+    assert model.weight.is_cuda
+    (finding,) = found
+    assert finding.kind == "out_of_memory"
+    assert finding.message.startswith("out of memory in too_large[3]; "), finding.message
+    blocks = finding.attributes["cirron.memory.blocks"]
+    assert "256.0 MiB Linear.weight" in blocks, blocks
+
+
+def the_resource_names_the_device(directory: str) -> None:
+    """``hw.id`` is the UUID of the device that is in use."""
+    ci.profile(path=directory, flush_interval=0.05)
+    _train(3)
+    time.sleep(0.5)
+    ci.mark("late", 1)
+    assert ci.shutdown()
+    newest = decode(max(Path(directory).glob("spool/*.json")).read_bytes())
+    said = str(newest.resource["hw.id"])  # type: ignore[index]
+    uuid = str(torch.cuda.get_device_properties(0).uuid)
+    assert said in (uuid, f"GPU-{uuid}"), (said, uuid)
+
+
+def a_window_has_what_the_device_did(directory: str) -> None:
+    """Kernels are in the file of a window, and our scopes beside them."""
+    ci.profile(path=directory)
+    window = ci.profile_window(steps=2)
+    _train(6)
+    assert ci.shutdown()
+    while not window.done and window.error is None:
+        time.sleep(0.05)
+    assert window.file is not None, window.error
+    trace = json.loads(gzip.decompress(window.file.read_bytes()))
+    kinds = {event.get("cat") for event in trace["traceEvents"]}
+    assert {"kernel", "user_annotation"} <= kinds, kinds
+
+
 CHECKS: tuple[Callable[[str], None], ...] = (
     device_time_is_filled,
     device_time_agrees_with_the_device,
@@ -261,6 +331,10 @@ CHECKS: tuple[Callable[[str], None], ...] = (
     statistics_are_made_on_the_device,
     statistics_see_what_the_program_has_queued,
     no_statistics_while_a_graph_is_captured,
+    memory_stands_on_steps,
+    memory_that_runs_out_is_found,
+    the_resource_names_the_device,
+    a_window_has_what_the_device_did,
 )
 
 

@@ -48,9 +48,12 @@ cli.lazy = {
     name: Lazy(f"cirron_otel.cli.{name}", name, short_help)
     for name, short_help in {
         "check": "Look into a checkpoint: NaN, dead channels, zeroed weights, missing shards.",
+        "doctor": "Check how a service is set up, and say what to mend.",
         "forward": "Deliver what programs record in these directories, until told to stop.",
         "record": "Verify, sign, compare and show training records.",
+        "runs": "Look at the attempts of each run: how they ended, where the time went.",
         "spool": "Look at the batch files on disk, deliver or delete them.",
+        "tensorboard": "Write recorded marks as event files of TensorBoard.",
         "traces": "Look at recorded sessions, also while they are still running.",
     }.items()
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from cirron_otel.cli import ranks as side_by_side
 from cirron_otel.cli.json_tree import session_summary, write_sessions
 from cirron_otel.cli.screen import Screen, Warnings, print_json
 from cirron_otel.cli.snapshots import snapshot, snapshots
@@ -107,6 +108,8 @@ def _state(info: SessionInfo) -> Segment:
         return "recovered", "lost"
     if info.rootless:
         return "no root", "lost"
+    if info.outcome in {"interrupted", "preempted"}:
+        return info.outcome, "lost"
     return ("failed", "error") if info.failed else ("done", "plain")
 
 
@@ -128,6 +131,7 @@ def _short_ids(sessions: list[SessionInfo]) -> dict[str, str]:
 @click.option("--min-wall", type=_Duration(), metavar="TIME", help="Hide shorter spans: 5ms, 1.5s.")
 @click.option("--all", "everything", is_flag=True, help="Every span, mark and attribute.")
 @click.option("--overhead", is_flag=True, help="Show what the instrumentation itself cost.")
+@click.option("--ranks", is_flag=True, help="The ranks of its run side by side, and who is slow.")
 @_spool_option
 @_json_option
 @_no_color_option
@@ -142,6 +146,7 @@ def view(  # noqa: PLR0913 - the options of a command
     min_wall: int | None,
     everything: bool,
     overhead: bool,
+    ranks: bool,
     as_json: bool,
     no_color: bool,
 ) -> None:
@@ -151,6 +156,10 @@ def view(  # noqa: PLR0913 - the options of a command
     warnings = Warnings()
     index = Index(found, on_error=warnings)
     chosen = choose(index, session=wanted, last=None if wanted else last or 1)
+    if ranks and chosen:
+        warnings.close()
+        side_by_side.show(Screen(color=not no_color), index, chosen[0], as_json=as_json)
+        return
     whole = everything or as_json or name is not None or min_wall is not None
     sessions = trees(index, chosen, max_spans=None if whole else _MAX_SPANS)
     warnings.close()

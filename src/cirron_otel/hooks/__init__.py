@@ -7,17 +7,14 @@ carried in the OTel context (see :mod:`cirron_otel.driven`).
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-import wrapt
-
-from cirron_otel._guard import logger
 from cirron_otel.errors import CirronDependencyError
+from cirron_otel.imports import when_imported
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -32,6 +29,8 @@ class Framework(NamedTuple):
     packages: tuple[str, ...]
     #: Modules of its hooks and, for each, the module whose import puts it in place.
     hooks: tuple[tuple[str, str], ...] = ()
+    #: Whether it is hooked only where ``frameworks=`` names it.
+    by_name_only: bool = False
 
 
 #: By name, the one that may own the loop first.
@@ -69,10 +68,20 @@ FRAMEWORKS = {
         ("accelerate",),
         (("cirron_otel.hooks.accelerate", "accelerate"),),
     ),
-    # There is no hook for it in this version; naming it is warned of.
-    "sklearn": Framework("pip install scikit-learn", ("sklearn",)),
+    # Estimators are recorded where `ci.wrap` was asked for them; all of them only on demand.
+    "sklearn": Framework(
+        "pip install 'cirron-otel[sklearn]'",
+        ("sklearn",),
+        (("cirron_otel.hooks.sklearn", "sklearn.base"),),
+        by_name_only=True,
+    ),
     "torch": Framework(
-        "pip install torch", ("torch",), (("cirron_otel.hooks.torch", "torch"),)
+        "pip install torch",
+        ("torch",),
+        (
+            ("cirron_otel.hooks.torch", "torch"),
+            ("cirron_otel.hooks.torch.stateful", "torchdata.stateful_dataloader"),
+        ),
     ),
 }  # fmt: skip
 
@@ -87,6 +96,17 @@ class Hook(Protocol):
         """Put everything back as it was. Called once, on the thread that shuts down."""
 
 
+class _Waiting:
+    """One hook module that waits for its framework; it goes with the set it belongs to."""
+
+    def __init__(self, hooks: HookSet, name: str, module: str) -> None:
+        self._hooks, self._name, self._module = hooks, name, module
+
+    def imported(self, _module: object) -> None:
+        """Put the hook in place."""
+        self._hooks._instrument(self._name, self._module)  # noqa: SLF001 - a part of it
+
+
 class HookSet:
     """The hooks of one recorder."""
 
@@ -95,6 +115,7 @@ class HookSet:
         self._rec: Recorder | None = None
         #: By hook module: the framework's name and the hook.
         self._active: dict[str, tuple[str, Hook]] = {}
+        self._waiting: list[_Waiting] = []
 
     @classmethod
     def choose(cls, frameworks: Iterable[str] | None) -> HookSet:
@@ -103,7 +124,12 @@ class HookSet:
         Raises :class:`CirronDependencyError` for a framework that is named and not installed.
         """
         if frameworks is None:
-            return cls([name for name in FRAMEWORKS if is_installed(name)])
+            found = [
+                name
+                for name, framework in FRAMEWORKS.items()
+                if not framework.by_name_only and is_installed(name)
+            ]
+            return cls(found)
         named = list(dict.fromkeys(frameworks))
         missing = [name for name in named if name in FRAMEWORKS and not is_installed(name)]
         if missing:
@@ -113,9 +139,6 @@ class HookSet:
                 f"profile(frameworks=...) names {', '.join(missing)}, "
                 f"which {verb} not installed: {advice}"
             )
-        for name in named:
-            if name in FRAMEWORKS and not FRAMEWORKS[name].hooks:
-                logger.warning("cirron-otel: there is no %s hook in this version", name)
         return cls([name for name in FRAMEWORKS if name in named])
 
     @property
@@ -128,20 +151,32 @@ class HookSet:
         self._rec = rec
         # torch first: hooks of what runs on it ask what its hook goes by.
         for name in reversed(self.wanted):
-            for module, trigger in FRAMEWORKS[name].hooks:
-                if trigger in sys.modules:
-                    self._instrument(name, module)
-                else:
-                    wrapt.register_post_import_hook(
-                        functools.partial(self._imported, name, module), trigger
-                    )
+            self._install(name)
 
-    def _imported(self, name: str, module: str, _imported: object) -> None:
-        self._instrument(name, module)
+    def _install(self, name: str) -> None:
+        for module, trigger in FRAMEWORKS[name].hooks:
+            waiting = _Waiting(self, name, module)
+            self._waiting.append(waiting)
+            when_imported(trigger, waiting.imported)
+
+    def add(self, name: str) -> None:
+        """Put the hooks of one more framework in place."""
+        if name not in self.wanted and is_installed(name):
+            self.wanted.append(name)
+            self._install(name)
+
+    def remove(self, name: str) -> None:
+        """Take the hooks of one framework away; the others stay."""
+        if name in self.wanted:
+            self.wanted.remove(name)
+        for module, (owner, hook) in reversed(list(self._active.items())):
+            if owner == name:
+                del self._active[module]
+                self._uninstrument(name, hook, self._rec)
 
     def _instrument(self, name: str, module: str) -> None:
         rec = self._rec
-        if rec is None or module in self._active:
+        if rec is None or name not in self.wanted or module in self._active:
             return
         try:
             hook: Hook = importlib.import_module(module).make(rec)
@@ -160,13 +195,18 @@ class HookSet:
     def uninstall(self) -> None:
         """Take the hooks away again, last first."""
         rec, self._rec = self._rec, None
+        self._waiting.clear()
         for name, hook in reversed(list(self._active.values())):
-            try:
-                hook.uninstrument()
-            except Exception as error:  # noqa: BLE001 - see _guard
-                if rec is not None:
-                    rec.guard.swallow(f"hooks.{name}", error)
+            self._uninstrument(name, hook, rec)
         self._active.clear()
+
+    @staticmethod
+    def _uninstrument(name: str, hook: Hook, rec: Recorder | None) -> None:
+        try:
+            hook.uninstrument()
+        except Exception as error:  # noqa: BLE001 - see _guard
+            if rec is not None:
+                rec.guard.swallow(f"hooks.{name}", error)
 
 
 def is_installed(name: str) -> bool:

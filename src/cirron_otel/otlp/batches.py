@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from cirron_otel import semconv
 from cirron_otel.batch import SCHEMA_VERSION, Batch, MarkRecord, SpanRecord, decode
 from cirron_otel.errors import SpoolFormatError
 
@@ -20,6 +21,21 @@ SLICE_ROWS = 256
 _decoder = msgspec.json.Decoder(Batch)
 
 
+class LaterAttrs(
+    msgspec.Struct,
+    frozen=True,
+    gc=False,
+    rename={"request_id": semconv.REQUEST_ID, "operation": semconv.GEN_AI_OPERATION},
+):
+    """What of a span's attributes says that it is a request."""
+
+    request_id: Any = None
+    operation: Any = None
+
+
+_NO_ATTRS = LaterAttrs()
+
+
 class LaterRow(msgspec.Struct, gc=False):
     """A span of a later batch, as far as a reader of an earlier one wants it."""
 
@@ -27,6 +43,17 @@ class LaterRow(msgspec.Struct, gc=False):
     name: str
     parent_id: str | None = None
     index: int | None = None
+    attrs: LaterAttrs = _NO_ATTRS
+
+
+def is_request(row: SpanRecord | LaterRow) -> bool:
+    """Whether a row is a request's, whatever the service calls its requests."""
+    attrs = row.attrs
+    if isinstance(attrs, LaterAttrs):
+        said = attrs.request_id is not None and attrs.operation is not None
+    else:
+        said = semconv.REQUEST_ID in attrs and semconv.GEN_AI_OPERATION in attrs
+    return said or row.name == semconv.REQUEST
 
 
 class Later(msgspec.Struct, gc=False):

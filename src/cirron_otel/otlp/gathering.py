@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
-from cirron_otel.otlp.batches import Later
+from cirron_otel.otlp.batches import Later, LaterRow, is_request
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.ranks import RankLinks, is_session
 from cirron_otel.otlp.request_budget import Judged, RequestBudget
@@ -60,6 +60,12 @@ class _Place(msgspec.Struct, frozen=True, gc=False):
     parent_id: str | None
     index: int | None
     writer: str
+
+    @classmethod
+    def of(cls, row: SpanRecord | LaterRow, writer: str) -> _Place:
+        """The place of a row; a request is told by its name, whatever the service calls it."""
+        name = semconv.REQUEST if is_request(row) else row.name
+        return cls(name, row.parent_id, row.index, writer)
 
 
 class Gatherer:
@@ -167,7 +173,7 @@ class Gatherer:
         if requests is not None and row.id in judged.held:
             requests.hold(judged.held[row.id], span)
             return
-        if requests is not None and row.name == semconv.REQUEST:
+        if requests is not None and is_request(row):
             yield from requests.release(row, span)
         yield span
 
@@ -242,7 +248,7 @@ class Gatherer:
         over = () if batch.windows is UNSET else {row.id for row in batch.windows}
         rows = [row for row in batch.open if row.id not in closed and row.id not in over]
         for row in rows:
-            self._open[row.id] = _Place(row.name, row.parent_id, row.index, writer)
+            self._open[row.id] = _Place.of(row, writer)
         gone = set(self._open_of.get(writer, ())).difference(row.id for row in rows)
         self._announced -= gone
         if rows:
@@ -280,7 +286,7 @@ class Gatherer:
                 for found in (*later.spans, *later.open):
                     if found.id in unknown:
                         unknown.discard(found.id)
-                        place = _Place(found.name, found.parent_id, found.index, writer)
+                        place = _Place.of(found, writer)
                         places[found.id] = place
                         self._remember(found.id, place)
                         # Children come before their parents: that one is still to be read.

@@ -105,6 +105,41 @@ INSTRUMENTS: Mapping[str, Instrument] = {
         ),
         Instrument(semconv.LAST_STEP_TIME, "gauge", "s", "Unix time at which the last step ended"),
         Instrument(
+            semconv.TRAIN_TOKENS_PER_SECOND, "gauge", "{token}/s", "Tokens trained on per second",
+        ),
+        Instrument(
+            semconv.TRAIN_SAMPLES_PER_SECOND, "gauge", "{sample}/s",
+            "Samples trained on per second",
+        ),
+        Instrument(
+            semconv.TRAIN_MFU, "gauge", "1", "Share of the device's peak that the model uses",
+        ),
+        Instrument(semconv.PROGRESS, "gauge", "1", "Share of the training that is done, 0 to 1"),
+        Instrument(semconv.ETA, "gauge", "s", "Seconds to the end of the training"),
+        Instrument(
+            semconv.MEMORY_ALLOCATED, "gauge", "By", "Memory in use on the accelerator",
+            (semconv.MEMORY_DEVICE,),
+        ),
+        Instrument(
+            semconv.MEMORY_RESERVED, "gauge", "By", "Memory that torch holds of the accelerator",
+            (semconv.MEMORY_DEVICE,),
+        ),
+        Instrument(
+            semconv.MEMORY_PEAK, "gauge", "By", "The most memory in use so far",
+            (semconv.MEMORY_DEVICE,),
+        ),
+        Instrument(
+            semconv.PROCESS_MEMORY, "gauge", "By", "The resident set of the process",
+        ),
+        Instrument(
+            semconv.RUN_TIME, "sum", "s", "What the wall time went into, by category",
+            (semconv.CATEGORY,),
+        ),
+        Instrument(
+            semconv.RUN_OUTCOME, "sum", "{run}", "Recordings that ended, by how they ended",
+            (semconv.OUTCOME,),
+        ),
+        Instrument(
             semconv.MARK_METRIC, "gauge", "", "Other marks, the last value of each name",
             (semconv.MARK_KIND, semconv.PHASE, semconv.NAME),
         ),
@@ -168,6 +203,20 @@ KNOWN_MARKS: Mapping[str, str] = {
     "dl.learning_rate": semconv.TRAIN_LEARNING_RATE,
     "tokens": semconv.TRAIN_TOKENS,
     "samples": semconv.TRAIN_SAMPLES,
+}
+
+#: Marks that are metrics of their own, and the attribute whose value is the series of each.
+RUN_MARKS: Mapping[str, str | None] = {
+    semconv.TRAIN_TOKENS_PER_SECOND: None,
+    semconv.TRAIN_SAMPLES_PER_SECOND: None,
+    semconv.TRAIN_MFU: None,
+    semconv.PROGRESS: None,
+    semconv.ETA: None,
+    semconv.RUN_TIME: semconv.CATEGORY,
+    semconv.MEMORY_ALLOCATED: semconv.MEMORY_DEVICE,
+    semconv.MEMORY_RESERVED: semconv.MEMORY_DEVICE,
+    semconv.MEMORY_PEAK: semconv.MEMORY_DEVICE,
+    semconv.PROCESS_MEMORY: None,
 }
 
 #: Final values of requests: what they say is in the histograms of requests, and the last one of

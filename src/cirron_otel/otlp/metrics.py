@@ -19,6 +19,7 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
+from cirron_otel.otlp.batches import is_request
 from cirron_otel.otlp.instruments import (
     INSTRUMENTS,
     KNOWN_MARKS,
@@ -26,6 +27,7 @@ from cirron_otel.otlp.instruments import (
     PART,
     PHASES,
     REQUEST_MARKS,
+    RUN_MARKS,
     Exemplar,
     Metric,
     Point,
@@ -121,6 +123,9 @@ class Totals:
         if len(self.saved.pending) > _MAX_PENDING:
             self._known.discard(self.saved.pending.pop(0))
         self.saved.time_ns = max(self.saved.time_ns, batch.created_ns)
+        for row in batch.spans:
+            if row.name == semconv.SESSION and semconv.RUN_OUTCOME in row.attrs:
+                self._count(semconv.RUN_OUTCOME, str(row.attrs[semconv.RUN_OUTCOME]), 1)
         evaluating: dict[str | None, bool] = {None: False}
         for at in range(0, len(batch.spans), _SLICE_ROWS):
             self._add_spans(batch.spans[at : at + _SLICE_ROWS])
@@ -145,23 +150,19 @@ class Totals:
     def _add_spans(self, rows: Sequence[SpanRecord]) -> None:
         groups: dict[tuple[str, str], list[SpanRecord]] = {}
         requests: list[SpanRecord] = []
-        for row in rows:
-            if row.name not in _MEASURED or row.end_ns is UNSET:
-                continue
-            otel, attrs = row.otel, row.attrs
-            # Another instrumentation's span may bear the same name. And a row that a reader closed
-            # says when its process was last seen, not how long it took.
-            if (otel is UNSET or otel.scope is UNSET) and semconv.RECOVERED not in attrs:
-                if row.name == semconv.REQUEST:
-                    requests.append(row)
-                    continue
-                mode = "eval" if attrs.get(semconv.MODE) == "eval" else ""
+        for row in filter(_says_its_length, rows):
+            if is_request(row):
+                requests.append(row)
+            elif row.name in _MEASURED:
+                mode = "eval" if row.attrs.get(semconv.MODE) == "eval" else ""
                 groups.setdefault((row.name, mode), []).append(row)
         for (scope, mode), members in groups.items():
             if scope == semconv.STEP:
                 last = max(members, key=_end)
                 self._set(semconv.LAST_STEP_TIME, "", _end(last) / 1e9, _end(last), last)
-                self._add_lengths(semconv.STEP_DURATION, "", members)
+                # A step in which something was compiled says nothing of the others.
+                if warm := [row for row in members if semconv.WARMUP not in row.attrs]:
+                    self._add_lengths(semconv.STEP_DURATION, "", warm)
             else:
                 self._add_lengths(semconv.PHASE_DURATION, series_key(mode, scope), members)
         for (name, key), found in measured(requests).items():
@@ -311,10 +312,27 @@ def series_key(*values: str) -> str:
     return PART.join(values)
 
 
+def _says_its_length(row: SpanRecord) -> bool:
+    """Whether a row is a scope of ours that has ended.
+
+    Another instrumentation's span may bear the same name. And a row that a reader closed says when
+    its process was last seen, not how long it took.
+    """
+    otel = row.otel
+    return (
+        row.end_ns is not UNSET
+        and (otel is UNSET or otel.scope is UNSET)
+        and semconv.RECOVERED not in row.attrs
+    )
+
+
 def _series_of(
     mark: MarkRecord, places: Mapping[str, SpanRecord], evaluating: dict[str | None, bool]
 ) -> tuple[str, str]:
     """The metric of a mark, and the key of its series there."""
+    if mark.name in RUN_MARKS:
+        attribute = RUN_MARKS[mark.name]
+        return mark.name, "" if attribute is None else str(mark.attrs.get(attribute, ""))
     kind = "" if mark.kind == "point" else mark.kind
     phase = ""
     known = KNOWN_MARKS.get(mark.name)

@@ -62,6 +62,8 @@ class SessionInfo:
     #: Its root span is not in the spool (evicted, or never written).
     rootless: bool = False
     failed: bool = False
+    #: How it says that it ended: ``completed``, ``failed``, ``interrupted``, ``preempted``.
+    outcome: str | None = None
     run_id: str | None = None
     attempt: int | None = None
     service: str | None = None
@@ -214,7 +216,9 @@ class Index:
         run = row.attrs.get("cirron.run_id", row.attrs.get(semconv.RUN_ID))
         info.run_id = info.run_id or (None if run is None else str(run))
         info.recovered = bool(row.attrs.get(semconv.RECOVERED))
-        info.failed = bool(row.attrs.get(semconv.ERROR))
+        outcome = row.attrs.get(semconv.RUN_OUTCOME)
+        info.outcome = outcome if isinstance(outcome, str) else None
+        info.failed = bool(row.attrs.get(semconv.ERROR)) or outcome == "failed"
 
     # -- after the last file -----------------------------------------------------------------------
 

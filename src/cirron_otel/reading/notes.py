@@ -31,6 +31,12 @@ _QUIET = frozenset({
 })  # fmt: skip
 #: Attributes of ours begin so; the user did not write them.
 _OURS = "cirron."
+#: ... but these, which lead somewhere.
+_SHOWN = frozenset({semconv.PROFILE_FILE})
+#: Marks that are for machines: what they say stands elsewhere in words.
+_HIDDEN = {
+    semconv.OVERHEAD, semconv.PROGRESS, semconv.ETA, semconv.RUN_TIME, semconv.PROCESS_MEMORY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +147,7 @@ def _mark_notes(marks: Sequence[MarkRow], glyphs: Glyphs, options: Options) -> l
     summaries: dict[str, list[MarkRow]] = {}
     points: dict[str, list[MarkRow]] = {}
     for mark in marks:
-        if mark.name != semconv.OVERHEAD or options.overhead:
+        if mark.name not in _HIDDEN or options.overhead:
             (summaries if mark.kind == "summary" else points).setdefault(mark.name, []).append(mark)
     notes: list[list[Segment]] = []
     for name, found in summaries.items():
@@ -184,7 +190,7 @@ def _attribute_notes(node: Node, above: Node | None, options: Options) -> list[l
     if span.parent_id is not None and above is not None and span.parent_id != above.span.id:
         notes.append([("parent not in the spool", "dim")])
     for key, value in span.attrs.items():
-        if options.everything or not (key in _QUIET or key.startswith(_OURS)):
+        if options.everything or key in _SHOWN or not (key in _QUIET or key.startswith(_OURS)):
             notes.append([(f"{clean(key)}={text(value)}", "attr")])
     return notes
 
@@ -216,7 +222,7 @@ def _trends(nodes: Iterable[Node], glyphs: Glyphs, options: Options) -> list[lis
 def _numbers(nodes: Iterable[Node], options: Options) -> Iterable[MarkRow]:
     for node in nodes:
         for mark in node.marks:
-            if mark.name == semconv.OVERHEAD and not options.overhead:
+            if mark.name in _HIDDEN and not options.overhead:
                 continue
             if mark.kind == "summary" or isinstance(mark.value, bool):
                 continue

@@ -207,6 +207,7 @@ class Fits:
         runs.append(_Run(kind, callbacks, driven))
         if kind == TRAIN:
             driven.begin_fit()
+            driven.trains(getattr(callbacks, "model", None))
             return call()
         driven.begin_stage(_STAGES[kind])
         result = call()
@@ -264,6 +265,8 @@ class Fits:
 
     def _epoch_begins(self, run: _Run, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         index = args[0] if args else kwargs["epoch"]
+        epochs = (getattr(run.callbacks, "params", None) or {}).get("epochs")
+        run.driven.total_epochs = epochs if isinstance(epochs, int) else None
         run.driven.begin_epoch(int(index), steps=_steps(run.callbacks))
 
     def _steps_follow(self, run: _Run, *_arguments: object) -> None:

@@ -101,9 +101,10 @@ class TrainerLoops:
 
     # --- fit -------------------------------------------------------------------------------------
 
-    def _fit(self, driver: _Driver, call: Callable[[], Any], _loop: object) -> Foreign:
+    def _fit(self, driver: _Driver, call: Callable[[], Any], loop: Foreign) -> Foreign:
         driver.in_group = False
         driver.driven.begin_fit()
+        driver.driven.trains(getattr(loop.trainer, "lightning_module", None))
         try:
             result = call()
         except BaseException as error:
@@ -115,6 +116,8 @@ class TrainerLoops:
     def _epoch_starts(self, driver: _Driver, call: Callable[[], Any], loop: Foreign) -> Foreign:
         driver.in_group = False
         try:
+            planned = loop.trainer.max_epochs  # None and -1: no end
+            driver.driven.total_epochs = planned if planned and planned > 0 else None
             driver.driven.begin_epoch(
                 int(loop.trainer.current_epoch), steps=_steps_of_epoch(loop.trainer)
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -84,11 +85,14 @@ class TrainerLoop(DrivenLoop):
         self._end_skip(call.error)
         self.end_fit(call.error)
 
-    def training_begins(self, _event: Event) -> None:
+    def training_begins(self, event: Event) -> None:
         """The first epoch is next; once more where a smaller batch size is tried."""
+        self.total_steps = int(event.state.max_steps) or None
         self.end_epoch(self._failed)
         self._failed = None
         self._epochs = 0
+        # It may have been made by `train` itself.
+        self.trains(getattr(self._trainer(), "model", None))
 
     def epoch_begins(self, event: Event) -> None:
         """An epoch begins; the one before it has ended with its evaluation."""
@@ -139,8 +143,22 @@ class TrainerLoop(DrivenLoop):
             self._group = len(group)
         if not self._group:
             self.expect_nothing()
-        elif self.step is None:
-            self.begin_step()
+        else:
+            if self.step is None:
+                self.begin_step()
+            self._count_tokens(group)
+
+    def _count_tokens(self, group: Theirs) -> None:
+        """How many tokens and samples the batches of a group hold, by their shapes alone."""
+        inputs = [
+            batch["input_ids"]
+            for batch in (group if isinstance(group, list) else ())
+            if isinstance(batch, Mapping) and "input_ids" in batch
+        ]
+        shapes = [tuple(getattr(one, "shape", ())) for one in inputs]
+        if shapes and all(shapes):
+            self.rec.mark(semconv.TOKENS, sum(map(math.prod, shapes)), "point", {})
+            self.rec.mark(semconv.SAMPLES, sum(shape[0] for shape in shapes), "point", {})
 
     def step_begins(self, event: Event) -> None:
         """The forward of the first micro-batch is next."""
