@@ -17,7 +17,7 @@ make_venv = $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "P
 	&& $(1)/bin/python -m pip install --quiet --upgrade pip
 
 # Most tests wait for programs that they start. Those of one file share what they have set up.
-SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile
+SIDE_BY_SIDE := --numprocesses=logical --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
 # What runs a second time on the hot path in Python, for machines that could not build it.
 HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope_concurrency.py \

@@ -104,8 +104,8 @@ def tree_text(
 ) -> str:
     """The span trees as indented lines ``name[index]``, siblings by start, for comparing.
 
-    ``marks=True`` adds the names of a span's marks (but for our own overhead, which is measured on
-    some scopes only), ``attrs`` the named attributes where a span has them; spans named in
+    ``marks=True`` adds the names of a span's marks (but for those that are made for metrics, by the
+    clock), ``attrs`` the named attributes where a span has them; spans named in
     ``without`` are left out with all below them. A span whose parent is in no file stands at the
     left edge and says so, one that never ended says ``(open)``.
     """
@@ -119,7 +119,7 @@ def tree_text(
 
     mark_names: dict[str, dict[str, None]] = {}
     for mark in rows.marks if marks else ():
-        if mark.name in {semconv.OVERHEAD, semconv.RUN_TIME, semconv.PROGRESS, semconv.ETA}:
+        if mark.name in semconv.FOR_METRICS:
             continue
         mark_names.setdefault(mark.span_id, {})[mark.name] = None
     lines: list[str] = []

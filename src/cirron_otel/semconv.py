@@ -343,6 +343,9 @@ MEMORY_BLOCKS = "cirron.memory.blocks"
 #: Mark and metric: the resident set, OpenTelemetry's name.
 PROCESS_MEMORY = "process.memory.usage"
 
+#: Marks that are made for metrics, some every few seconds: no span and no tree shows them.
+FOR_METRICS = frozenset({OVERHEAD, PROGRESS, ETA, RUN_TIME, PROCESS_MEMORY})
+
 # --- windows of torch's profiler ------------------------------------------------------------------
 #: On each step that was recorded: the file, from the output directory on.
 PROFILE_FILE = "cirron.profile.file"

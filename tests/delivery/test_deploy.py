@@ -29,7 +29,7 @@ def load(name: str) -> Any:
 
 def prometheus_names() -> dict[str, set[str]]:
     """Every series of ours as Prometheus names it, with the labels that its points may have."""
-    units = {"s": "_seconds", "By": "_bytes", "": ""}
+    units = {"s": "_seconds", "By": "_bytes", "1": "_ratio", "": ""}
     promoted = load("prometheus.yaml")["otlp"]["promote_resource_attributes"]
     common = {one.replace(".", "_") for one in promoted} | {"job", "instance"}
     out: dict[str, set[str]] = {}

@@ -285,7 +285,8 @@ torch.distributed.destroy_process_group()
         steps = [span for span in rows.named("step") if span.rank == rank]
         assert [span.iteration for span in steps] == [0, 1, 2, 3]
         for step in steps:
-            assert [s.name for s in rows.children(step)] == ["data_load", "micro_batch"] * 2
+            inside = [s.name for s in rows.children(step) if s.name != "collective_wait"]
+            assert inside == ["data_load", "micro_batch"] * 2
     assert len(rows.named("optimizer_step")) == 8
 
 

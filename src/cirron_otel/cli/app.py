@@ -51,9 +51,9 @@ cli.lazy = {
         "doctor": "Check how a service is set up, and say what to mend.",
         "forward": "Deliver what programs record in these directories, until told to stop.",
         "record": "Verify, sign, compare and show training records.",
-        "runs": "Look at the attempts of each run: how they ended, where the time went.",
+        "runs": "Show the attempts of each run, and where the time went.",
         "spool": "Look at the batch files on disk, deliver or delete them.",
-        "tensorboard": "Write recorded marks as event files of TensorBoard.",
+        "tensorboard": "Write recorded marks below LOG_DIR, for `tensorboard --logdir LOG_DIR` to show.",
         "traces": "Look at recorded sessions, also while they are still running.",
     }.items()
 }

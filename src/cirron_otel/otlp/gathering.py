@@ -324,7 +324,7 @@ def _writer(batch: Batch) -> str:
 def _lacking(row: SpanRecord, marks: Marks | None) -> int:
     """How many of a span's marks are not among those known."""
     expected = len(row.mark_ids) if row.mark_count is UNSET else row.mark_count
-    return max(0, expected - (0 if marks is None else marks.count + marks.overhead))
+    return max(0, expected - (0 if marks is None else marks.count + marks.for_metrics))
 
 
 def _sampled(row: SpanRecord) -> bool:

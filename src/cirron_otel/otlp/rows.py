@@ -134,7 +134,7 @@ class Limits(msgspec.Struct, frozen=True):
 class Marks:
     """The marks of one span: the newest as events, the last value of each name, how many."""
 
-    __slots__ = ("count", "events", "overhead", "times", "values")
+    __slots__ = ("count", "events", "for_metrics", "times", "values")
 
     def __init__(self, limit: int | None) -> None:
         self.events: deque[Event] = deque(maxlen=limit)
@@ -142,13 +142,13 @@ class Marks:
         #: When each of these values was marked: one from a device comes late, not last.
         self.times: dict[str, int] = {}
         self.count = 0
-        #: Marks of ours about our own cost, which no span shows.
-        self.overhead = 0
+        #: Marks of ours that become metrics: no span shows them.
+        self.for_metrics = 0
 
     def add(self, mark: MarkRecord) -> None:
         """Take one more."""
-        if mark.name == semconv.OVERHEAD:
-            self.overhead += 1
+        if mark.name in semconv.FOR_METRICS:
+            self.for_metrics += 1
             return
         self.count += 1
         self.events.append(Event(mark.ts_ns, mark.name, mark_attributes(mark)))
@@ -330,8 +330,8 @@ def _fill_events(span: OtlpSpan, row: SpanRecord, marks: Marks | None, limits: L
         ]
     span.events = shown
     known = 0 if marks is None else marks.count
-    overhead = 0 if marks is None else marks.overhead
-    span.dropped_events += max(_mark_count(row) - overhead, known) + len(others) - len(shown)
+    hidden = 0 if marks is None else marks.for_metrics
+    span.dropped_events += max(_mark_count(row) - hidden, known) + len(others) - len(shown)
 
 
 def _time(event: Event) -> int:

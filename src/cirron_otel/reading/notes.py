@@ -34,9 +34,7 @@ _OURS = "cirron."
 #: ... but these, which lead somewhere.
 _SHOWN = frozenset({semconv.PROFILE_FILE})
 #: Marks that are for machines: what they say stands elsewhere in words.
-_HIDDEN = {
-    semconv.OVERHEAD, semconv.PROGRESS, semconv.ETA, semconv.RUN_TIME, semconv.PROCESS_MEMORY,
-}  # fmt: skip
+_HIDDEN = semconv.FOR_METRICS
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,11 +48,15 @@ def _fields() -> dict[str, Any]:
     fields: dict[str, Any] = dict.fromkeys(_NAMES, "")
     context = get_current()
     span = otel_trace.get_current_span(context).get_span_context()
+    rec = recorder._current  # noqa: SLF001
+    if rec is not None and not rec.active:
+        rec = None
+    if rec is not None and rec.session is not None and not span.is_valid:
+        span = rec.session.get_span_context()  # where a scope opened here would hang
     if span.is_valid:
         fields["trace_id"] = otel_trace.format_trace_id(span.trace_id)
         fields["span_id"] = otel_trace.format_span_id(span.span_id)
-    rec = recorder._current  # noqa: SLF001
-    if rec is None or not rec.active:
+    if rec is None:
         return fields
     fields["run_id"], fields["rank"] = rec.run_id, rec.rank
     fields["attempt"] = rec.run_state.attempt
@@ -80,11 +84,11 @@ def logging_filter() -> logging.Filter:
         )
 
     Every record passes and gets ``trace_id`` and ``span_id`` (hex, of the current OpenTelemetry
-    span, whoever made it), ``run_id``, ``attempt``, ``rank``, ``epoch`` and ``iteration`` (of the
-    run, from 0). What is not known is the empty text, so use ``%s`` for all of them; fields that
-    the program set itself (``extra=``) stay. It belongs on a handler: a filter of a logger does not
-    see the records of the loggers below it. May be made before ``profile()``. Any thread; never
-    raises, never blocks.
+    span, whoever made it; else of the session), ``run_id``, ``attempt``, ``rank``, ``epoch`` and
+    ``iteration`` (of the run, from 0). What is not known is the empty text, so use ``%s`` for all
+    of them; fields that the program set itself (``extra=``) stay. It belongs on a handler: a filter
+    of a logger does not see the records of the loggers below it. May be made before ``profile()``.
+    Any thread; never raises, never blocks.
     """
     return LoggingFilter()
 

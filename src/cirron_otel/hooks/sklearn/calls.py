@@ -107,7 +107,7 @@ def _in_scope(  # noqa: PLR0913, PLR0917 - a call, taken apart
     kwargs: dict[str, Any],
 ) -> Foreign:
     outer = _here.running
-    scope = _open(rec, name, estimator, outer, args)
+    scope = _open(rec, name, estimator, outer, args[0] if args else kwargs.get("X"))
     told = boosting.tell_rounds(rec, original, estimator, args, kwargs) if name == "fit" else None
     _here.running = estimator
     try:
@@ -130,7 +130,7 @@ def _in_scope(  # noqa: PLR0913, PLR0917 - a call, taken apart
 
 
 def _open(
-    rec: Recorder, name: str, estimator: Foreign, outer: object, args: tuple[Any, ...]
+    rec: Recorder, name: str, estimator: Foreign, outer: object, data: object
 ) -> BaseScope | None:
     try:
         note = notes.of(estimator)
@@ -138,7 +138,7 @@ def _open(
         step = _step(note, estimator, outer)
         if step is not None:
             attrs[semconv.ESTIMATOR_STEP] = step
-        samples = _samples(args[0]) if args else None
+        samples = _samples(data)
         if samples is not None:
             attrs[semconv.SAMPLES] = samples
         scope = rec.make_scope(name, None, attrs)
