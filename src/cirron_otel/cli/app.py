@@ -53,7 +53,7 @@ cli.lazy = {
         "record": "Verify, sign, compare and show training records.",
         "runs": "Show the attempts of each run, and where the time went.",
         "spool": "Look at the batch files on disk, deliver or delete them.",
-        "tensorboard": "Write recorded marks below LOG_DIR, for `tensorboard --logdir LOG_DIR` to show.",
+        "tensorboard": "Write recorded marks below LOG_DIR, as event files of TensorBoard.",
         "traces": "Look at recorded sessions, also while they are still running.",
     }.items()
 }

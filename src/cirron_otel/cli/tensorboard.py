@@ -18,7 +18,7 @@ _POLL_S = 1.0
 @click.option("--path", metavar="DIR", help="The output directory (default: .cirron).")
 @click.option("--follow", is_flag=True, help="Go on with what is recorded, until Ctrl-C.")
 def tensorboard(log_dir: Path, path: str | None, *, follow: bool) -> None:
-    """Write recorded marks below LOG_DIR, for `tensorboard --logdir LOG_DIR` to show.
+    """Write recorded marks below LOG_DIR, as event files of TensorBoard.
 
     Each run has a folder, with one for each rank of a distributed run. What an earlier call wrote
     there for the same runs is replaced.
