@@ -236,53 +236,21 @@ class Cirron:
         device_peak_flops: float | None = None,
     ) -> Profiler:
         """Start recording; see :func:`cirron_otel.profile`."""
+        # The parameters above; all but these are settings of the same names.
+        call = dict(locals())
+        for other in ("self", "config", "config_path", "on_finding"):
+            del call[other]
         with _lock:
-            running = _running()
-            if running is not None and running.enabled and running.automatic:
-                running.shutdown()
-                running = None
-            if running is not None and running.enabled:
+            current = running()
+            if current is not None and current.enabled and current.automatic:
+                current.shutdown()
+                current = None
+            if current is not None and current.enabled:
                 logger.warning(
                     "cirron-otel: profile() was called again; the recording goes on as it was, "
                     "call ci.shutdown() first to start another"
                 )
-                return running
-            call: dict[str, object] = {
-                "frameworks": frameworks,
-                "snapshots": snapshots,
-                "sample_rate": sample_rate,
-                "flush_interval": flush_interval,
-                "enabled": enabled,
-                "path": path,
-                "output": output,
-                "resources": resources,
-                "signals": signals,
-                "spans": spans,
-                "set_global": set_global,
-                "trace_max_spans": trace_max_spans,
-                "run_id": run_id,
-                "start_iteration": start_iteration,
-                "otlp": otlp,
-                "headers": headers,
-                "forward": forward,
-                "exit_budget": exit_budget,
-                "ranks": ranks,
-                "export_rate": export_rate,
-                "export_burst": export_burst,
-                "request_sample_ratio": request_sample_ratio,
-                "tenant_rate": tenant_rate,
-                "monitor": monitor,
-                "stop_on": stop_on,
-                "snapshot_every": snapshot_every,
-                "snapshot_max_bytes": snapshot_max_bytes,
-                "watchdog": watchdog,
-                "terminal": terminal,
-                "tee": tee,
-                "mirror": mirror,
-                "profile_on": profile_on,
-                "flops_per_token": flops_per_token,
-                "device_peak_flops": device_peak_flops,
-            }
+                return current
             callbacks = callbacks_of(on_finding)
             settings = resolve(
                 call=call, constructor=self._given, config=config, config_path=config_path
@@ -379,10 +347,6 @@ def _set_default(owner: Cirron) -> None:
 
 def running() -> Profiler | None:
     """What ``profile()`` returned last, unless it was shut down since."""
-    return _running()
-
-
-def _running() -> Profiler | None:
     owner = _Default.owner
     return None if owner is None else owner._profiler  # noqa: SLF001
 
@@ -472,45 +436,8 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     effect. After it has returned, nothing of ours raises into the program. A second call returns
     the running profiler and says so; one that was switched off (``enabled=False``) is not running.
     """
-    return Cirron().profile(
-        config,
-        frameworks,
-        snapshots,
-        sample_rate,
-        flush_interval,
-        enabled,
-        path,
-        output,
-        config_path=config_path,
-        resources=resources,
-        signals=signals,
-        spans=spans,
-        set_global=set_global,
-        trace_max_spans=trace_max_spans,
-        run_id=run_id,
-        start_iteration=start_iteration,
-        otlp=otlp,
-        headers=headers,
-        forward=forward,
-        exit_budget=exit_budget,
-        ranks=ranks,
-        export_rate=export_rate,
-        export_burst=export_burst,
-        request_sample_ratio=request_sample_ratio,
-        tenant_rate=tenant_rate,
-        monitor=monitor,
-        stop_on=stop_on,
-        on_finding=on_finding,
-        snapshot_every=snapshot_every,
-        snapshot_max_bytes=snapshot_max_bytes,
-        watchdog=watchdog,
-        terminal=terminal,
-        tee=tee,
-        mirror=mirror,
-        profile_on=profile_on,
-        flops_per_token=flops_per_token,
-        device_peak_flops=device_peak_flops,
-    )
+    given = dict(locals())  # exactly the parameters above
+    return Cirron().profile(**given)
 
 
 def watch(
@@ -566,9 +493,9 @@ def shutdown(timeout: float | None = None) -> bool:
     in time (then ``health()`` counted it). A second call does nothing. A new ``profile()`` may
     follow. Never raises.
     """
-    running = _running()
-    if running is not None:
-        return running.shutdown(timeout)
+    current = running()
+    if current is not None:
+        return current.shutdown(timeout)
     rec = recorder._current  # noqa: SLF001
     if rec is None:
         return True
@@ -593,9 +520,9 @@ def health() -> dict[str, Any]:
     The same keys whether anything is recorded or not; ``status`` is the state in one word. Never
     raises, waits for no lock and no disk: fit for an endpoint that is asked every second.
     """
-    running = _running()
-    if running is not None:
-        return running.health()
+    current = running()
+    if current is not None:
+        return current.health()
     return reports.health_of(recorder._current, [], {})  # noqa: SLF001
 
 
@@ -645,8 +572,8 @@ def trace(
 def _trace(
     form: str, name: str | None, last: int | None, file: IO[str] | None
 ) -> dict[str, Any] | str | None:
-    running = _running()
-    rec = recorder._current if running is None else running._rec  # noqa: SLF001
+    current = running()
+    rec = recorder._current if current is None else current._rec  # noqa: SLF001
     return _tree(rec, form, name, last, file)
 
 

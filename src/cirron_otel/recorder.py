@@ -554,7 +554,6 @@ class Recorder(RecorderCore):
             "destinations": self._destinations if delivery is None else delivery.health(),
             "forward_restart_count": 0 if delivery is None else delivery.restarts,
             "findings": self.findings.health(),
-            **({} if self.run is None else {"run": self.run.health()}),
         }  # fmt: skip
 
 

@@ -50,10 +50,11 @@ def health_of(
             answer.update(rec.health())
             answer["enabled"] = rec.active
             answer["transport"] = transport.word(rec.settings)
-            if rec.snapshots is not None:
-                answer["snapshots"] = rec.snapshots.health()
-            if rec.tee is not None:
-                answer["tee"] = rec.tee.health()
+            # What is there by choice.
+            for name in ("run", "snapshots", "tee"):
+                part = getattr(rec, name)
+                if part is not None:
+                    answer[name] = part.health()
     except Exception as error:  # noqa: BLE001 - a health report never fails
         answer["health_error"] = repr(error)
     answer["status"] = _status(answer)
