@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import CompletedProcess, Popen
+from textwrap import dedent
 from typing import Protocol
 
 from msgspec import UNSET
 
+import cirron_otel as ci
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SnapshotRecord, SpanRecord, decode
 
@@ -95,6 +100,15 @@ def read_spool(output_dir: Path | str = ".cirron") -> Rows:
     return Rows(read_batches(Path(output_dir)))
 
 
+def finished(losses: Mapping[str, int] | None = None) -> Rows:
+    """Shut down, check that nothing was swallowed or, but for ``losses``, lost, and read back."""
+    health = ci.health()
+    assert health["losses"] == (losses or {})
+    assert health["swallowed_errors"] == {}
+    assert ci.shutdown()
+    return read_spool()
+
+
 def tree_text(
     rows: Rows,
     *,
@@ -146,6 +160,35 @@ def _label(span: SpanRecord, attrs: Collection[str], mark_names: Collection[str]
     return " ".join(parts)
 
 
+_TWO_RANKS = """
+import os, socket, subprocess, sys
+
+if len(sys.argv) > 1:
+    train()
+else:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, __file__, "train"],
+            env={
+                **os.environ,
+                "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
+                "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(2)
+    ]
+    sys.exit(max(rank.wait() for rank in ranks))
+"""
+
+
+def on_two_ranks(source: str) -> str:
+    """A program that runs ``train()`` of ``source`` in two processes, started as torchrun does."""
+    return dedent(source) + _TWO_RANKS
+
+
 class RunProgram(Protocol):
     """The type of the fixture ``run_program``."""
 
@@ -160,6 +203,21 @@ class RunProgram(Protocol):
         measured: bool = True,
     ) -> ProgramRun:
         """Run the program text; ``expect=None`` takes any exit status."""
+
+
+def opentelemetry_instrument(
+    program: Path, *, timeout: float, **variables: str
+) -> CompletedProcess[str]:
+    """Run ``program`` under OpenTelemetry's command, which prints the spans, with ``variables``."""
+    return subprocess.run(
+        [Path(sys.executable).parent / "opentelemetry-instrument", sys.executable, program],
+        env={
+            **os.environ, "PYTHONPATH": str(Path(ci.__file__).parents[1]),
+            "OTEL_TRACES_EXPORTER": "console", "OTEL_METRICS_EXPORTER": "none",
+            "OTEL_LOGS_EXPORTER": "none", **variables,
+        },
+        capture_output=True, text=True, timeout=timeout, check=True,
+    )  # fmt: skip
 
 
 #: The type of the fixture ``start_program``: the program text and, if need be, its environment.

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-import wrapt
-
 from cirron_otel import semconv
 from cirron_otel._guard import logger
+from cirron_otel.imports import when_imported
 
 if TYPE_CHECKING:
     from cirron_otel.profiler import Profiler
@@ -30,8 +28,6 @@ class _Automatic:
     lock = threading.RLock()
     names: ClassVar[list[str]] = []
     profiler: ClassVar[Profiler | None] = None
-    #: The import hooks that were registered; they cannot be taken back.
-    awaited: ClassVar[set[str]] = set()
 
 
 class Instrumentor:
@@ -83,7 +79,7 @@ class Instrumentor:
                 if self.framework not in _Automatic.names:
                     _Automatic.names.append(self.framework)
             for package in FRAMEWORKS[self.framework].packages:
-                self._await(package)
+                when_imported(package, self._begin)
         except Exception as error:  # noqa: BLE001 - see _guard
             logger.warning("cirron-otel: %s was not instrumented: %r", self.framework, error)
 
@@ -107,14 +103,7 @@ class Instrumentor:
         except Exception as error:  # noqa: BLE001 - see _guard
             logger.warning("cirron-otel: %s was not uninstrumented: %r", self.framework, error)
 
-    def _await(self, package: str) -> None:
-        if package in sys.modules:
-            self._begin()
-        elif package not in _Automatic.awaited:
-            _Automatic.awaited.add(package)
-            wrapt.register_post_import_hook(lambda _: self._begin(), package)
-
-    def _begin(self) -> None:
+    def _begin(self, _framework: object) -> None:
         """The framework is there: start the recording, or add the framework's hook to it."""
         if not self._instrumented:
             return

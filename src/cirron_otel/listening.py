@@ -44,36 +44,30 @@ class Listening:
     def opened(self, scope: BaseScope) -> None:
         """Tell of a scope that was opened."""
         for listener in self.scopes:
-            try:
-                listener.opened(scope)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.swallow("listening.opened", error)
+            self._call("listening.opened", listener.opened, scope)
 
     def closed(self, scope: BaseScope) -> None:
         """Tell of a scope that has ended."""
         for listener in self.scopes:
-            try:
-                listener.closed(scope)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.swallow("listening.closed", error)
+            self._call("listening.closed", listener.closed, scope)
 
     def failed(self, scope: BaseScope, exc: BaseException) -> None:
         """Tell of an exception that ends a scope."""
         for call in tuple(self.at_error):
-            try:
-                call(scope, exc)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.swallow("listening.error", error)
+            self._call("listening.error", call, scope, exc)
 
     def ended(self) -> None:
         """Tell of the recording's end, once."""
         while self.at_end:
-            try:
-                self.at_end.pop()()
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.swallow("listening.end", error)
+            self._call("listening.end", self.at_end.pop())
 
     def forget(self) -> None:
         """In a forked child nobody listens; what was patched is undone there too at its end."""
         self.scopes = ()
         self.at_error.clear()
+
+    def _call(self, place: str, call: Callable[..., object], *args: object) -> None:
+        try:
+            call(*args)
+        except Exception as error:  # noqa: BLE001 - see _guard
+            self._guard.swallow(place, error)

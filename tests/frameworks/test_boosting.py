@@ -13,21 +13,13 @@ import pytest
 
 import cirron_otel as ci
 from cirron_otel.batch import MarkRecord
-from helpers import Rows, read_spool, tree_text
+from helpers import Rows, finished, tree_text
 
 np: Any = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
 
 X, Y = importlib.import_module("sklearn.datasets").load_breast_cancer(return_X_y=True)
 TRAIN, TEST = (X[:400], Y[:400]), (X[400:], Y[400:])
-
-
-def _finished() -> Rows:
-    health = ci.health()
-    assert health["losses"] == {}
-    assert health["swallowed_errors"] == {}
-    assert ci.shutdown()
-    return read_spool()
 
 
 def _rounds(rows: Rows) -> list[MarkRecord]:
@@ -85,7 +77,7 @@ def test_rounds_of_xgboost() -> None:
     model.callbacks = None  # of a class that no pickle finds
     again = pickle.loads(pickle.dumps(model))  # noqa: S301 - our own
     assert np.array_equal(again.predict_proba(X), plain.predict_proba(X))
-    rows = _finished()
+    rows = finished()
     for number, data in enumerate(("validation_0", "validation_1")):
         for metric in ("logloss", "error"):
             values = [m.value for m in _rounds(rows) if m.name == f"{data}/{metric}"]
@@ -99,7 +91,7 @@ def test_rounds_of_xgboost_without_evaluation() -> None:
     ci.profile(frameworks=[])
     ci.wrap(xgboost.XGBRegressor(n_estimators=3, max_depth=2, n_jobs=1)).fit(X, Y)
     ci.wrap(xgboost.XGBRFClassifier(n_estimators=3, max_depth=2, n_jobs=1)).fit(X, Y)
-    rows = _finished()
+    rows = finished()
     assert [(mark.name, mark.value) for mark in _rounds(rows)] == [("round", n) for n in (1, 2, 3)]
     tree = tree_text(rows, attrs=("estimator",))
     assert tree == (
@@ -127,7 +119,7 @@ def test_rounds_of_lightgbm() -> None:
     assert not hasattr(given, "_Booster") or given._Booster is None
     assert np.array_equal(model.predict_proba(X), plain.predict_proba(X))
     assert model.best_iteration_ == plain.best_iteration_ < 58
-    rows = _finished()
+    rows = finished()
     values = [mark.value for mark in _rounds(rows)]
     assert {mark.name for mark in _rounds(rows)} == {"valid_0/binary_logloss"}
     assert len(values) == plain.best_iteration_ + 2
@@ -146,7 +138,7 @@ def test_boosting_in_a_pipeline() -> None:
     model.set_output(transform="pandas")  # LightGBM remembers names, and warns where they go
     ci.profile(frameworks=[])
     model.fit(X, Y)
-    rows = _finished()
+    rows = finished()
     tree = tree_text(rows, marks=True, attrs=("estimator", "step"))
     assert tree.partition("\n")[2] == (
         '  fit estimator="Pipeline"\n'

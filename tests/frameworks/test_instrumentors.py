@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -15,8 +12,7 @@ import pytest
 
 import cirron_otel as ci
 from cirron_otel import instrumentors
-from conftest import SRC
-from helpers import RunProgram, read_spool, tree_text
+from helpers import RunProgram, opentelemetry_instrument, read_spool, tree_text
 
 #: What each instrumentor patches: modules and classes, as found from a module.
 PATCHED: dict[str, tuple[str, ...]] = {
@@ -210,15 +206,10 @@ def test_opentelemetry_instrument_records_a_training(tmp_path: Path) -> None:
         pytest.skip("this installation of the package has no entry points yet: install it again")
     program = tmp_path / "train.py"
     program.write_text("\n".join(line[4:] for line in PROGRAM.splitlines()))
-    done = subprocess.run(
-        [Path(sys.executable).parent / "opentelemetry-instrument", sys.executable, program],
-        env={
-            **os.environ, "PYTHONPATH": str(SRC), "OTEL_TRACES_EXPORTER": "console",
-            "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none",
-            "OTEL_PYTHON_DISABLED_INSTRUMENTATIONS": "fastapi,flask,asgi,wsgi,threading",
-        },
-        capture_output=True, text=True, timeout=200, check=True,
-    )  # fmt: skip
+    others = "fastapi,flask,asgi,wsgi,threading"
+    done = opentelemetry_instrument(
+        program, timeout=200, OTEL_PYTHON_DISABLED_INSTRUMENTATIONS=others
+    )
     step = "      data_load\n      forward\n      backward\n      optimizer_step\n"
     tree = tree_text(read_spool()) + "\n"
     assert tree == f"cirron.session\n  epoch[0]\n    step[0]\n{step}    step[1]\n{step}    fit\n"

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cirron_otel as ci
-from helpers import ProgramRun, Rows, RunProgram, read_spool, tree_text
+from helpers import ProgramRun, Rows, RunProgram, finished, read_spool, tree_text
 
 np: Any = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
@@ -50,14 +50,6 @@ def _pipeline() -> Any:
     )
 
 
-def _finished() -> Rows:
-    health = ci.health()
-    assert health["losses"] == {}
-    assert health["swallowed_errors"] == {}
-    assert ci.shutdown()
-    return read_spool()
-
-
 def _tree(rows: Rows) -> str:
     # A session that takes long has marks of its own.
     return re.sub(r"^cirron.session .*", "cirron.session", tree_text(rows, marks=True, attrs=ATTRS))
@@ -70,7 +62,7 @@ def test_a_pipeline_has_a_scope_for_each_step() -> None:
     model.fit(X, Y)
     model.predict_proba(X)
     score = model.score(X, Y)
-    rows = _finished()
+    rows = finished()
     called = """\
     {0} estimator="ColumnTransformer" step="columns"
       {0} estimator="StandardScaler" step="scale"
@@ -119,7 +111,7 @@ def test_every_kind_of_call_is_one_scope(name: str) -> None:
     result = getattr(wrapped, name)(*args)
     if result is not wrapped:
         assert np.array_equal(result, expected)
-    rows = _finished()
+    rows = finished()
     mark = " {score}" if name == "score" else ""
     label = f'  {name} estimator="{type(estimator).__name__}"{mark}'
     assert _tree(rows) == f"cirron.session\n{label}"
@@ -210,7 +202,7 @@ def test_searches_and_validation_are_recorded() -> None:
     search.fit(X, Y)
     search.predict(X)
     scores = model_selection.cross_val_score(ci.wrap(linear_model.LogisticRegression()), X, Y, cv=2)
-    rows = _finished()
+    rows = finished()
     whole = rows.named("fit")[0]
     assert whole.attrs["estimator"] == "GridSearchCV"
     assert [child.name for child in rows.children(whole)] == ["fit", "score"] * 4 + ["fit"]
@@ -238,7 +230,7 @@ def test_candidates_of_a_search_may_be_estimators() -> None:
     ci.profile(frameworks=[])
     ci.wrap(model_selection.GridSearchCV(pipeline.Pipeline(steps), grid, cv=2)).fit(X, Y)
     assert all(type(one).__module__.startswith("sklearn.linear_model") for one in grid["classify"])
-    rows = _finished()
+    rows = finished()
     found = [s.attrs["estimator"] for s in rows.named("fit") if s.attrs.get("step") == "classify"]
     assert found.count("RidgeClassifier") + found.count("LogisticRegression") == 5
     assert "RidgeClassifier" in found
@@ -289,7 +281,7 @@ def test_a_cached_pipeline_is_fitted_once(tmp_path: Path) -> None:
     for _ in range(2):
         with ci.scope("round"):
             model.fit(X, Y)
-    rows = _finished()
+    rows = finished()
     scaled = [span for span in rows.spans if span.attrs.get("step") == "scale"]
     assert [span.name for span in scaled] == ["fit_transform"]
 
@@ -339,7 +331,7 @@ def test_exceptions_fly_on_and_are_recorded() -> None:
         model.fit(X, Y[:3])
     with pytest.raises(importlib.import_module("sklearn.exceptions").NotFittedError):
         model.predict(X)
-    rows = _finished()
+    rows = finished()
     assert "inconsistent numbers" in str(rows.one("fit").attrs["error"])
     assert "NotFittedError" in str(rows.one("predict").attrs["error"])
 
@@ -371,7 +363,7 @@ def test_classes_of_the_programs_own_are_left_alone() -> None:
     assert hasattr(wrapped, "set_output") is hasattr(Opinionated(), "set_output")
     ci.profile(frameworks=[])
     assert np.array_equal(wrapped.fit_transform(X), X * 2)
-    assert _tree(_finished()) == 'cirron.session\n  fit_transform estimator="Opinionated"'
+    assert _tree(finished()) == 'cirron.session\n  fit_transform estimator="Opinionated"'
 
 
 class ByBases(base.BaseEstimator):  # type: ignore[misc, name-defined] # by name
@@ -480,7 +472,7 @@ def test_training_is_what_it_was() -> None:
     ci.profile(frameworks=[])
     wrapped = train(ci.wrap(ensemble.RandomForestClassifier(n_estimators=5)))
     assert all(np.array_equal(one, other) for one, other in zip(plain, wrapped, strict=True))
-    rows = _finished()
+    rows = finished()
     assert _tree(rows).count("\n") == 2  # trees of a forest are its own business
 
 

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from helpers import RunProgram, tree_text
+from helpers import RunProgram, on_two_ranks, tree_text
 
 PROGRAM = """
-    import os
-    import socket
-    import subprocess
-    import sys
-
     def train():
         import torch
         import torch.distributed as dist
@@ -33,33 +28,13 @@ PROGRAM = """
             ci.mark("loss", loss)
         ci.shutdown()
         dist.destroy_process_group()
-
-    if len(sys.argv) > 1:
-        train()
-    else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, "train"],
-                env={
-                    **os.environ,
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                    "CIRRON_RUN_ID": "shared",
-                },
-            )
-            for rank in range(2)
-        ]
-        sys.exit(max(rank.wait() for rank in ranks))
 """
 
 
 @pytest.mark.slow
 def test_two_ranks_in_one_directory(run_program: RunProgram) -> None:
     """Each rank writes its own whole tree, its rank on every span."""
-    run = run_program(PROGRAM)
+    run = run_program(on_two_ranks(PROGRAM), {"CIRRON_RUN_ID": "shared"})
     assert len(run.named("cirron.session")) == 2
     for rank in range(2):
         spans = [span for span in run.spans if span.rank == rank]

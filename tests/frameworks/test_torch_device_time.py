@@ -9,8 +9,8 @@ import torch
 
 import cirron_otel as ci
 from cirron_otel import recorder
+from cirron_otel.hooks.patches import Patches
 from cirron_otel.hooks.torch.cuda import POOL_SIZE, DeviceTimer
-from cirron_otel.hooks.torch.patches import Patches
 from cirron_otel.scope_base import BaseScope
 from helpers import read_spool
 

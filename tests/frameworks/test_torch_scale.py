@@ -16,14 +16,9 @@ import cirron_otel as ci
 from cirron_otel.run import data_stalls
 from cirron_otel.run.straggler_times import StepTimes
 from frameworks.torch_programs import Program, finished_tree, steps
-from helpers import ProgramRun, RunProgram, read_spool, tree_text
+from helpers import ProgramRun, RunProgram, on_two_ranks, read_spool, tree_text
 
 RANKS = """
-    import os
-    import socket
-    import subprocess
-    import sys
-
     def sharded(torch, ci):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
@@ -84,26 +79,6 @@ RANKS = """
         assert health["swallowed_errors"] == {} and health["losses"] == {}
         ci.shutdown()
         torch.distributed.destroy_process_group()
-
-    if len(sys.argv) > 1:
-        train()
-    else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, "train"],
-                env={
-                    **os.environ,
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                    "CIRRON_RUN_ID": "shared",
-                },
-            )
-            for rank in range(2)
-        ]
-        sys.exit(max(rank.wait() for rank in ranks))
 """
 
 STEP = """\
@@ -121,7 +96,8 @@ def test_sharded_and_pipelined_on_two_ranks(run_program: RunProgram) -> None:
     A shard's gathering and a recomputed forward add no phase; a stage of a pipeline has a forward
     and a backward for each micro-batch, in the step that they are part of.
     """
-    run: ProgramRun = run_program(RANKS, timeout=150, measured=False)
+    shared = {"CIRRON_RUN_ID": "shared"}
+    run: ProgramRun = run_program(on_two_ranks(RANKS), shared, timeout=150, measured=False)
     sharded = "  sharded\n    epoch[0]\n" + "".join(
         STEP.format(number, " {loss}", PHASES) for number in range(2)
     )

@@ -20,13 +20,12 @@ from cirron_otel.hooks import FRAMEWORKS
 from frameworks.trainer_programs import (
     Stream,
     Texts,
-    finished,
     make_arguments,
     make_model,
     make_trainer,
     tree,
 )
-from helpers import Rows, RunProgram
+from helpers import Rows, RunProgram, finished
 
 STEP = """\
       data_load

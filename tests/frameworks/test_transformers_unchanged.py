@@ -12,7 +12,8 @@ import torch
 from transformers import Trainer, TrainerCallback, set_seed
 
 import cirron_otel as ci
-from frameworks.trainer_programs import finished, make_trainer
+from frameworks.trainer_programs import make_trainer
+from helpers import finished
 
 
 class Kept(TrainerCallback):  # type: ignore[misc]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import cirron_otel as ci
-from helpers import read_spool, tree_text
+from helpers import finished, tree_text
 
 Wrap = Callable[[Iterable[Any]], Iterable[Any]]
 
@@ -70,11 +70,7 @@ class Program:
 
 def finished_tree(**options: Any) -> str:
     """Shut down, check that nothing was lost or swallowed, and show the trees in the spool."""
-    health = ci.health()
-    assert health["losses"] == {}
-    assert health["swallowed_errors"] == {}
-    assert ci.shutdown()
-    return tree_text(read_spool(), **options)
+    return tree_text(finished(), **options)
 
 
 STEP_BODY = """\

@@ -14,8 +14,7 @@ import transformers
 from torch.utils.data import Dataset, IterableDataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-import cirron_otel as ci
-from helpers import Rows, read_spool, tree_text
+from helpers import Rows, tree_text
 
 transformers.utils.logging.set_verbosity_error()
 
@@ -87,15 +86,6 @@ def make_trainer(kind: type[Trainer] = Trainer, *, texts: int = 6, **options: An
             "train_dataset": Texts(texts), "eval_dataset": Texts(4), **given,
         }
     )  # fmt: skip
-
-
-def finished() -> Rows:
-    """Shut down, check that nothing was lost or swallowed, and read the spool."""
-    health = ci.health()
-    assert health["losses"] == {}
-    assert health["swallowed_errors"] == {}
-    assert ci.shutdown()
-    return read_spool()
 
 
 def tree(rows: Rows, **options: Any) -> str:

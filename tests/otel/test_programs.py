@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from typing import Any
 import pytest
 import rotel
 
-from helpers import RunProgram, read_spool
+from helpers import RunProgram, opentelemetry_instrument, read_spool
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -199,16 +198,7 @@ def test_under_opentelemetry_instrument(tmp_path: Path) -> None:
         "    ci.mark('loss', 0.5)\n"
         "print('provider', ci.health()['provider'])\n"
     )
-    source = Path(__file__).resolve().parents[2] / "src"
-    done = subprocess.run(
-        [Path(sys.executable).parent / "opentelemetry-instrument", sys.executable, program],
-        env={
-            **os.environ, "PYTHONPATH": str(source), "OTEL_TRACES_EXPORTER": "console",
-            "OTEL_METRICS_EXPORTER": "none", "OTEL_LOGS_EXPORTER": "none",
-            "OTEL_SERVICE_NAME": "instrumented",
-        },
-        capture_output=True, text=True, timeout=50, check=True,
-    )  # fmt: skip
+    done = opentelemetry_instrument(program, timeout=50, OTEL_SERVICE_NAME="instrumented")
     assert "provider joined" in done.stdout
     for name in ("cirron.session", "outer", "inner"):
         assert f'"name": "{name}"' in done.stdout

@@ -11,10 +11,10 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from importlib.util import find_spec
 from urllib.parse import unquote
 
 from cirron_otel.errors import CirronDependencyError, ConfigurationError
+from cirron_otel.imports import is_importable
 
 logger = logging.getLogger("cirron_otel")
 
@@ -63,7 +63,7 @@ def protocol_of(
     if chosen is None:
         chosen, source = signal_variable(environ, "PROTOCOL", signal)
     if not chosen:
-        if _installed("opentelemetry.proto.trace"):
+        if is_importable("opentelemetry.proto.trace"):
             return PROTOBUF
         logger.info(
             "cirron-otel: OTLP goes out as http/json, because opentelemetry-proto is not "
@@ -82,19 +82,12 @@ def protocol_of(
         JSON: ((), ""),
     }
     modules, extra = needed[protocol]
-    if not all(map(_installed, modules)):
+    if not all(map(is_importable, modules)):
         raise CirronDependencyError(
             f"{source} asks for {protocol}, which needs `pip install 'cirron-otel[{extra}]'`; "
             "http/json needs nothing"
         )
     return protocol
-
-
-def _installed(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def timeout_of(text: str, source: str) -> float:

@@ -7,14 +7,12 @@ carried in the OTel context (see :mod:`cirron_otel.driven`).
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from cirron_otel.errors import CirronDependencyError
-from cirron_otel.imports import when_imported
+from cirron_otel.imports import is_importable, refuse_missing, when_imported
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -96,17 +94,6 @@ class Hook(Protocol):
         """Put everything back as it was. Called once, on the thread that shuts down."""
 
 
-class _Waiting:
-    """One hook module that waits for its framework; it goes with the set it belongs to."""
-
-    def __init__(self, hooks: HookSet, name: str, module: str) -> None:
-        self._hooks, self._name, self._module = hooks, name, module
-
-    def imported(self, _module: object) -> None:
-        """Put the hook in place."""
-        self._hooks._instrument(self._name, self._module)  # noqa: SLF001 - a part of it
-
-
 class HookSet:
     """The hooks of one recorder."""
 
@@ -115,7 +102,8 @@ class HookSet:
         self._rec: Recorder | None = None
         #: By hook module: the framework's name and the hook.
         self._active: dict[str, tuple[str, Hook]] = {}
-        self._waiting: list[_Waiting] = []
+        #: What waits for a framework; it goes with this set.
+        self._waiting: list[Callable[[object], None]] = []
 
     @classmethod
     def choose(cls, frameworks: Iterable[str] | None) -> HookSet:
@@ -132,13 +120,9 @@ class HookSet:
             return cls(found)
         named = list(dict.fromkeys(frameworks))
         missing = [name for name in named if name in FRAMEWORKS and not is_installed(name)]
-        if missing:
-            advice = " && ".join(FRAMEWORKS[name].install for name in missing)
-            verb = "is" if len(missing) == 1 else "are"
-            raise CirronDependencyError(
-                f"profile(frameworks=...) names {', '.join(missing)}, "
-                f"which {verb} not installed: {advice}"
-            )
+        refuse_missing(
+            "profile(frameworks=...)", {name: FRAMEWORKS[name].install for name in missing}
+        )
         return cls([name for name in FRAMEWORKS if name in named])
 
     @property
@@ -155,9 +139,9 @@ class HookSet:
 
     def _install(self, name: str) -> None:
         for module, trigger in FRAMEWORKS[name].hooks:
-            waiting = _Waiting(self, name, module)
+            waiting = functools.partial(self._instrument, name, module)
             self._waiting.append(waiting)
-            when_imported(trigger, waiting.imported)
+            when_imported(trigger, waiting)
 
     def add(self, name: str) -> None:
         """Put the hooks of one more framework in place."""
@@ -174,7 +158,7 @@ class HookSet:
                 del self._active[module]
                 self._uninstrument(name, hook, self._rec)
 
-    def _instrument(self, name: str, module: str) -> None:
+    def _instrument(self, name: str, module: str, _framework: object) -> None:
         rec = self._rec
         if rec is None or name not in self.wanted or module in self._active:
             return
@@ -211,13 +195,4 @@ class HookSet:
 
 def is_installed(name: str) -> bool:
     """Whether a framework can be imported; looks for its files, imports nothing."""
-    return any(_importable(package) for package in FRAMEWORKS[name].packages)
-
-
-def _importable(package: str) -> bool:
-    if package in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
+    return any(map(is_importable, FRAMEWORKS[name].packages))

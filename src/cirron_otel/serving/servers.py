@@ -13,11 +13,11 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import wrapt
 from opentelemetry.context import Context
 
 from cirron_otel import recorder
 from cirron_otel.context import SPAN_KEY, attach_context, get_current
+from cirron_otel.imports import when_imported
 from cirron_otel.provider import OwnSpans
 
 if TYPE_CHECKING:
@@ -38,17 +38,8 @@ def make_room(rec: Recorder) -> None:
         if name in sys.modules:
             _step_aside(rec)
             return
-    if not _Awaited.registered:
-        # Once: such a hook cannot be taken back, and must not keep a recorder that has ended.
-        _Awaited.registered = True
-        for name in _INSTRUMENTATIONS:
-            wrapt.register_post_import_hook(_loaded, name)
-
-
-class _Awaited:
-    """Whether the process waits for one of these to be loaded."""
-
-    registered = False
+    for name in _INSTRUMENTATIONS:
+        when_imported(name, _loaded)
 
 
 def _loaded(_module: object) -> None:

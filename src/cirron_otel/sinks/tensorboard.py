@@ -116,11 +116,11 @@ class TensorBoardSink:
         for mark, value in _numbers(batch.marks):
             category = mark.attrs.get(semconv.CATEGORY)
             tag = mark.name if category is None else f"{mark.name}/{category}"
+            step, count = _step(mark), self._counts[folder, tag]
             self._counts[folder, tag] += 1
-            step = _step(mark)
-            if step is None:
-                step = self._counts[folder, tag] - 1
-            self._writer(folder).add_scalar(tag, value, mark.ts_ns / 1e9, step)
+            self._writer(folder).add_scalar(
+                tag, value, mark.ts_ns / 1e9, count if step is None else step
+            )
             points += 1
         return points
 

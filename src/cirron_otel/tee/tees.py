@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
-import importlib.util
-import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from cirron_otel.errors import CirronDependencyError
-from cirron_otel.imports import when_imported
+from cirron_otel.imports import is_importable, refuse_missing, when_imported
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -45,17 +43,6 @@ LIBRARIES = {
 }
 
 
-class _Waiting:
-    """One tee that waits for its library; it goes with those it belongs to."""
-
-    def __init__(self, tees: Tees, name: str) -> None:
-        self._tees, self._name = tees, name
-
-    def imported(self, _module: object) -> None:
-        """Put the tee in place."""
-        self._tees._instrument(self._name)  # noqa: SLF001 - a part of it
-
-
 class Tees:
     """What copies the values that a program gives to its trackers."""
 
@@ -63,7 +50,8 @@ class Tees:
         self._wanted = tuple(wanted)
         self._rec: Recorder | None = None
         self._active: dict[str, Tee] = {}
-        self._waiting: list[_Waiting] = []
+        #: What waits for a library; it goes with these tees.
+        self._waiting: list[Callable[[object], None]] = []
 
     @classmethod
     def choose(cls, wanted: Iterable[str]) -> Tees:
@@ -72,13 +60,8 @@ class Tees:
         Raises :class:`CirronDependencyError` for one that is not installed.
         """
         named = tuple(wanted)
-        missing = [name for name in named if not any(map(_importable, LIBRARIES[name].packages))]
-        if missing:
-            advice = " && ".join(LIBRARIES[name].install for name in missing)
-            verb = "is" if len(missing) == 1 else "are"
-            raise CirronDependencyError(
-                f"profile(tee=...) names {', '.join(missing)}, which {verb} not installed: {advice}"
-            )
+        missing = [name for name in named if not any(map(is_importable, LIBRARIES[name].packages))]
+        refuse_missing("profile(tee=...)", {name: LIBRARIES[name].install for name in missing})
         return cls(named)
 
     def install(self, rec: Recorder) -> None:
@@ -90,11 +73,11 @@ class Tees:
         rec.listening.at_end.append(self.uninstall)
         for name in self._wanted:
             for trigger in LIBRARIES[name].triggers:
-                waiting = _Waiting(self, name)
+                waiting = functools.partial(self._instrument, name)
                 self._waiting.append(waiting)
-                when_imported(trigger, waiting.imported)
+                when_imported(trigger, waiting)
 
-    def _instrument(self, name: str) -> None:
+    def _instrument(self, name: str, _library: object) -> None:
         rec = self._rec
         if rec is None:
             return
@@ -121,12 +104,3 @@ class Tees:
     def health(self) -> dict[str, Any]:
         """By library whose tee is in place: what was copied, what failed, what was skipped."""
         return {name: tee.health() for name, tee in self._active.items()}
-
-
-def _importable(package: str) -> bool:
-    if package in sys.modules:
-        return True
-    try:
-        return importlib.util.find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False

@@ -7,12 +7,11 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from cirron_otel.tee.copying import flat
+from cirron_otel.tee.tees import LIBRARIES
 from cirron_otel.tee.wrapping import Tee
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
-
-_MODULES = ("torch.utils.tensorboard.writer", "tensorboardX.writer")
 
 
 def make(rec: Recorder) -> TensorBoardTee:
@@ -25,7 +24,7 @@ class TensorBoardTee(Tee):
 
     def instrument(self) -> None:
         """Wrap the writers that are there; called again when another one is imported."""
-        for name in _MODULES:
+        for name in LIBRARIES["tensorboard"].triggers:
             writer = getattr(sys.modules.get(name), "SummaryWriter", None)
             if writer is not None and writer not in self.owners:
                 self.wrap(writer, "add_scalar", _scalar)

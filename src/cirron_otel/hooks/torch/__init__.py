@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from cirron_otel.hooks.patches import Patches
 from cirron_otel.hooks.torch.backward import patch_backward
 from cirron_otel.hooks.torch.checkpoints import Checkpoints
 from cirron_otel.hooks.torch.compiled import vanish_when_compiled
@@ -22,7 +23,6 @@ from cirron_otel.hooks.torch.forward import Forwards
 from cirron_otel.hooks.torch.loader import Loaders
 from cirron_otel.hooks.torch.monitoring import Monitoring
 from cirron_otel.hooks.torch.optimizer import Steps
-from cirron_otel.hooks.torch.patches import Patches
 from cirron_otel.hooks.torch.phases import Phases
 from cirron_otel.hooks.torch.waits import CollectiveWaits
 from cirron_otel.values import capture_gate
@@ -50,6 +50,7 @@ class TorchHook:
         self._gradients = LastGradients(self._phases) if _is_distributed() else None
         self._monitoring = Monitoring(rec, self._phases)
         self._compiles = Compiles(rec)
+        self._checkpoints = Checkpoints(self._phases, self._patches)
 
     def instrument(self) -> None:
         """Patch torch; what was patched stays consistent when a later part fails."""
@@ -64,7 +65,7 @@ class TorchHook:
             patch_backward(phases, patches)
             self._steps.patch()
             Loaders(phases).patch(patches)
-            Checkpoints(phases, patches).patch()
+            self._checkpoints.patch()
             if phases.timer is not None:
                 phases.timer.patch(patches, torch.cuda.CUDAGraph)
         except BaseException:

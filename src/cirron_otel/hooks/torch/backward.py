@@ -19,7 +19,7 @@ from cirron_otel.core import RecordedCall
 from cirron_otel.hook_core import BACKWARD
 
 if TYPE_CHECKING:
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
 

@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-import wrapt
 from torch.compiler import is_dynamo_compiling
 
 from cirron_otel import semconv
 from cirron_otel.context import SCOPE_KEY, get_current
+from cirron_otel.imports import when_imported
 from cirron_otel.scope_base import BaseScope
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
 _SAVE, _LOAD = "save", "load"
@@ -85,14 +85,8 @@ class Checkpoints:
     def patch(self) -> None:
         """Replace what is loaded, and the rest when it is."""
         self._patch(torch.serialization, _TORCH, (torch,))
-        for module, patch in (
-            ("torch.distributed.checkpoint", self._distributed),
-            ("safetensors.torch", self._safetensors),
-        ):
-            if module in sys.modules:
-                patch(sys.modules[module])
-            else:
-                wrapt.register_post_import_hook(patch, module)
+        when_imported("torch.distributed.checkpoint", self._distributed)
+        when_imported("safetensors.torch", self._safetensors)
 
     def _distributed(self, package: Any) -> None:  # noqa: ANN401 - a module
         if self._phases.active:

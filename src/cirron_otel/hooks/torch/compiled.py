@@ -12,11 +12,11 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import torch
-import wrapt
 
 from cirron_otel import recorder, scopes
 from cirron_otel._guard import Guard
 from cirron_otel.core import if_not_stepping, in_compiled_code, inside_forward
+from cirron_otel.imports import when_imported
 from cirron_otel.weights import calls
 
 _T = TypeVar("_T")
@@ -25,21 +25,18 @@ _T = TypeVar("_T")
 TAKES_STAND_INS = hasattr(torch.compiler, "substitute_in_graph")
 
 
+class _Process:
+    """What is done once in a process."""
+
+    told = False
+
+
 def vanish_when_compiled(guard: Guard) -> None:
     """Tell the compiler, as soon as it is loaded (which takes seconds: never because of us)."""
     if "torch._dynamo" in sys.modules:
         _tell(guard)
-    elif not _Process.waits:
-        # Once: such a hook cannot be taken back, and must not keep a recording that has ended.
-        _Process.waits = True
-        wrapt.register_post_import_hook(_loaded, "torch._dynamo")
-
-
-class _Process:
-    """What is done once in a process."""
-
-    waits = False
-    told = False
+    else:
+        when_imported("torch._dynamo", _loaded)
 
 
 def _loaded(_module: object) -> None:

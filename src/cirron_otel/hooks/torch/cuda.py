@@ -18,7 +18,7 @@ from cirron_otel.values import CaptureGate, Deferred
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.scope_base import BaseScope
 
 #: Events kept per device.

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.cuda import Begun
-    from cirron_otel.hooks.torch.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
 #: Parameters that keep their hook: those whose gradients came last.

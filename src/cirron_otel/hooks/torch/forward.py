@@ -23,7 +23,7 @@ from cirron_otel.watching import watched
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
 #: What torch's own ``Module.__call__`` looks up, and all it does: call one of these.

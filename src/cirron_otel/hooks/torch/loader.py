@@ -23,7 +23,7 @@ from cirron_otel.passes import Pass
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
     from cirron_otel.scope_base import BaseScope
 

@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from cirron_otel._guard import logger
 from cirron_otel.errors import CirronError, StopTraining
-from cirron_otel.hooks.torch.patches import Patches
+from cirron_otel.hooks.patches import Patches
 from cirron_otel.monitor.options import arguments_of
 from cirron_otel.watching import watched
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from torch.utils.hooks import RemovableHandle
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
     from cirron_otel.hooks.torch.phases import Phases
 
 _ATTRIBUTE = "optimizer"

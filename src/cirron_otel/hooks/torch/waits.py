@@ -22,11 +22,13 @@ from cirron_otel.scope_base import BaseScope, current_scope
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cirron_otel.hooks.torch.patches import Patches
+    from cirron_otel.hooks.patches import Patches
+    from cirron_otel.hooks.torch.cuda import Begun, DeviceTimer
     from cirron_otel.hooks.torch.phases import Phases
 
 #: What is worth a row, ns; shorter waits of one phase are added up to it.
 WORTH_NS = 1_000_000
+_BROADCAST = "_broadcast_coalesced"
 
 
 class _Here(threading.local):
@@ -52,20 +54,20 @@ class CollectiveWaits:
         work = getattr(torch.distributed, "Work", None)
         if work is not None and "wait" in vars(work):
             patches.replace(work, "wait", self._timed(vars(work)["wait"]))
-        for name in ("_broadcast_coalesced",):
-            original = vars(torch.distributed).get(name)
-            if original is not None:
-                patches.replace(torch.distributed, name, self._timed(original))
+        broadcast = vars(torch.distributed).get(_BROADCAST)
+        if broadcast is not None:
+            patches.replace(torch.distributed, _BROADCAST, self._timed(broadcast))
 
     def _timed(self, original: Callable[..., Any]) -> Callable[..., Any]:
         phases, here, clock = self._phases, self._here, self._rec.clock.monotonic_ns
+        timer = phases.timer
 
         @functools.wraps(original)
         def wait(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
             if is_dynamo_compiling() or here.waiting or not phases.active:
                 return original(*args, **kwargs)
             here.waiting = True
-            begun = self._begin() if phases.timer is not None else None
+            begun = None if timer is None else self._begin(timer)
             start_ns = clock()
             try:
                 return original(*args, **kwargs)
@@ -75,14 +77,14 @@ class CollectiveWaits:
 
         return wait
 
-    def _begin(self) -> Any:  # noqa: ANN401 - the timer's
+    def _begin(self, timer: DeviceTimer) -> Begun | None:
         try:
-            return self._phases.timer.begin() if self._phases.timer is not None else None
+            return timer.begin()
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("torch.collective_wait", error)
             return None
 
-    def _ended(self, start_ns: int, end_ns: int, begun: Any) -> None:  # noqa: ANN401 - as above
+    def _ended(self, start_ns: int, end_ns: int, begun: Begun | None) -> None:
         here = self._here
         try:
             length_ns = end_ns - start_ns
