@@ -15,7 +15,7 @@ from typing import Any
 
 from harness import Bench, Result, Row, SideError, child, load
 from receivers import counts, taking
-from torch_hook import WORK, block, warmed_up
+from torch_hook import block, prepared
 
 SCRIPT = "delivery_step.py"
 WAYS = ("spool", "thread", "process")
@@ -24,12 +24,8 @@ DIRECTORY = "block"
 
 def compare(work: str, block_s: float, blocks: int, url: str, rate: float) -> Result:
     """Microseconds per step of each block, by way; ``rate`` is the export budget, 0 for none."""
-    torch = load("torch")
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
+    _, run, count, _ = prepared(work, block_s)
     ci = load("cirron_otel")
-    run = WORK[work]()
-    count = max(1, int(block_s / warmed_up(run)))
     taken: dict[str, list[float]] = {way: [] for way in WAYS}
     waiting = 0
     orders = itertools.cycle(itertools.permutations(WAYS))

@@ -22,7 +22,7 @@ from typing import Any
 
 from groups import measure_groups
 from harness import Bench, Result, Row, child, load
-from torch_hook import WORK, block, warmed_up
+from torch_hook import block, prepared
 
 SCRIPT = Path(__file__).name
 #: Steps of the training whose categories are added up.
@@ -31,12 +31,8 @@ STEPS = 40
 
 def compare(work: str, block_s: float, pairs: int) -> Result:
     """Blocks of steps with scopes alone, and with everything on: us a step, clock and CPU."""
-    torch = load("torch")
-    torch.manual_seed(0)
-    torch.set_num_threads(1)
+    _, run, count, _ = prepared(work, block_s)
     ci = load("cirron_otel")
-    run = WORK[work]()
-    count = max(1, int(block_s / warmed_up(run)))
     taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
     for pair in range(pairs):
         for everything in (False, True) if pair % 2 == 0 else (True, False):

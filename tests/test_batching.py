@@ -83,6 +83,21 @@ def test_rows_come_out_as_they_went_in(batcher: Batcher) -> None:
     assert batch.open is UNSET
 
 
+def test_rows_of_a_kind_are_found_in_a_batch(batcher: Batcher) -> None:
+    """The pieces of a kind hold its rows, all of them and no others, also where there are none."""
+    batcher.marks.extend(mark(number) for number in range(130))
+    step = batcher.slices()
+    while step() is not None:
+        pass
+    batcher.seal([span(7)])
+    (sealed,) = batcher.sealed
+    pieces = sealed.pieces("marks")
+    assert len(pieces) == 3
+    rows = [row for piece in pieces for row in json.loads(b"[%b]" % piece)]
+    assert [row["ts_ns"] for row in rows] == list(range(130))
+    assert sealed.pieces("spans") == []
+
+
 def test_a_slice_is_small(batcher: Batcher) -> None:
     """One call of the slicer takes at most 64 rows: a waiting thread is not held long."""
     batcher.spans.extend(span(number) for number in range(1000))

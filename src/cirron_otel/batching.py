@@ -102,6 +102,15 @@ class RowBuffer(Protocol):
         """Forget what was written."""
 
 
+#: Behind the rows of one kind.
+_CLOSING = b"]"
+
+
+def _opening(name: str) -> bytes:
+    """What stands before the rows of one kind."""
+    return f',"{name}":['.encode()
+
+
 class Sealed(msgspec.Struct):
     """A batch ready for the disk: its pieces in order, and what is in it."""
 
@@ -110,6 +119,15 @@ class Sealed(msgspec.Struct):
     chunks: list[Any]
     rows: int
     size: int
+
+    def pieces(self, name: str) -> list[Any]:
+        """Its rows of one kind (``spans``, ``marks``), encoded: whole JSON objects in each piece.
+
+        Inside of a piece there are commas between them. A piece is anything with bytes in it.
+        """
+        first = self.chunks.index(_opening(name)) + 1
+        # Every second one is the comma between two pieces.
+        return self.chunks[first : self.chunks.index(_CLOSING, first) : 2]
 
 
 class Batcher:
@@ -460,9 +478,9 @@ class Batcher:
         for name, pieces in self._chunks.items():
             if name == "logs" and not pieces:
                 continue  # the seed does not have it
-            chunks.append(f',"{name}":['.encode())
+            chunks.append(_opening(name))
             chunks.extend(pieces)
-            chunks.append(b"]")
+            chunks.append(_CLOSING)
         chunks.extend(b',"%b":[%b]' % (name.encode(), rows) for name, rows in extra.items())
         if self._end_of is not self.envelope:  # it is the same for every batch of a process
             self._end_of = self.envelope

@@ -14,12 +14,13 @@ behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import msgspec
 
@@ -36,6 +37,15 @@ _PEERS = 16
 _PRESENT_S = 30.0
 #: The outcome of a rank that has nothing more to do in its attempt.
 _COMPLETED = "completed"
+
+
+class OfRun(Protocol):
+    """A file of a rank says of which run it is: names of files may coincide."""
+
+    run_id: str
+
+
+_OfRun = TypeVar("_OfRun", bound=OfRun)
 
 
 class _Saved(msgspec.Struct):
@@ -73,16 +83,9 @@ class RunState(msgspec.Struct):
         unchanged = iteration == self.saved_iteration and outcome == self.outcome
         if self.path is None or unchanged:
             return
-        self.outcome = outcome
         saved = _Saved(self.run_id, self.rank, self.attempt, iteration, self.writer, outcome)
-        body = msgspec.json.encode(saved)
-        spare = self.path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            spare.write_bytes(body)
-            spare.replace(self.path)
-            self.saved_iteration = iteration
-        except OSError:
-            spare.unlink(missing_ok=True)
+        if replace(self.path, msgspec.json.encode(saved)):
+            self.saved_iteration, self.outcome = iteration, outcome
 
     def holds(self, writer: str) -> None:
         """This process holds the lock of this name, by which others see that it lives."""
@@ -91,20 +94,43 @@ class RunState(msgspec.Struct):
         self.save(iteration)
 
 
-def state_file(directory: Path, run: str, rank: int) -> Path:
-    """Where a rank of a run keeps its state; other files of it bear the same name before ``.``."""
-    return directory / f"{_UNSAFE.sub('_', run)}-rank{rank}.state"
+def state_file(directory: Path, run: str, rank: int, suffix: str = ".state") -> Path:
+    """Where a rank of a run keeps its state, or what else it tells of itself."""
+    return directory / f"{_UNSAFE.sub('_', run)}-rank{rank}{suffix}"
+
+
+def replace(path: Path, body: bytes) -> bool:
+    """Put a small file in the place of what was there, at once; whether it could be written."""
+    # Threads of a process may write different files of a rank at the same time.
+    spare = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        spare.write_bytes(body)
+        spare.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            spare.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def read(path: Path, kind: type[_OfRun], run: str) -> _OfRun | None:
+    """What a rank of this run has written there; None where there is nothing that can be read."""
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.run_id == run else None
 
 
 def begin(directory: Path, run: str, rank: int, iteration: int, *, world_size: int = 1) -> RunState:
     """The next attempt of ``run`` on this rank, written down at once."""
     path = state_file(directory, run, rank)
-    own = _read(path, run)
+    own = read(path, _Saved, run)
     attempt = 1 if own is None else own.attempt + 1
     peers = [peer for peer in range(min(world_size, _PEERS + 1)) if peer != rank]
     for peer in peers:
         other_path = state_file(directory, run, peer)
-        other = _read(other_path, run)
+        other = read(other_path, _Saved, run)
         if other is not None:
             is_same = other.outcome == _COMPLETED or _is_there(directory, other_path, other)
             attempt = max(attempt, other.attempt if is_same else other.attempt + 1)
@@ -115,15 +141,6 @@ def begin(directory: Path, run: str, rank: int, iteration: int, *, world_size: i
         return RunState.none(attempt)
     state.save(iteration)
     return state
-
-
-def _read(path: Path, run: str) -> _Saved | None:
-    """What a rank has saved of this run; None where there is nothing that can be read."""
-    try:
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
-    except (OSError, msgspec.MsgspecError):
-        return None
-    return saved if saved.run_id == run else None
 
 
 def _is_there(directory: Path, path: Path, saved: _Saved) -> bool:

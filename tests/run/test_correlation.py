@@ -116,16 +116,14 @@ def test_commit_and_gpu_are_on_the_resource(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_gpu_in_use_is_named_once_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the moment the program holds memory on a GPU, batches name the one that holds most."""
     reserved = [0, 0]
-    stats = {"current": 0, "peak": 0}
     cuda = SimpleNamespace(
         is_initialized=lambda: True,
         device_count=lambda: 2,
-        memory_reserved=lambda device: reserved[device],
         get_device_properties=lambda device: SimpleNamespace(uuid=f"{device}" * 8),
         memory=SimpleNamespace(
-            memory_stats_as_nested_dict=lambda _: {
-                "allocated_bytes": {"all": stats},
-                "reserved_bytes": {"all": stats},
+            memory_stats_as_nested_dict=lambda device: {
+                "allocated_bytes": {"all": {"current": 0, "peak": 0}},
+                "reserved_bytes": {"all": {"current": reserved[device]}},
             }
         ),
     )

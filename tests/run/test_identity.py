@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -114,6 +116,34 @@ def test_another_run_and_broken_files_say_nothing(tmp_path: Path) -> None:
     assert Rank(tmp_path, 0, 2).attempt == 1
     run_state.begin(tmp_path, "other", 0, 0)
     assert run_state.begin(tmp_path, "third", 0, 0, world_size=2).attempt == 1
+
+
+def test_threads_of_a_rank_write_different_files_at_a_time(tmp_path: Path) -> None:
+    """State and heartbeat are written side by side: neither takes the other's place, or fails."""
+    paths = [run_state.state_file(tmp_path, RUN, 0, suffix) for suffix in (".state", ".beat")]
+
+    def write(path: Path) -> bool:
+        said = [run_state.replace(path, path.name.encode() * 100) for _ in range(300)]
+        return all(said)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert all(pool.map(write, paths))
+    assert [path.read_bytes()[: len(path.name)] for path in paths] == [
+        path.name.encode() for path in paths
+    ]
+    assert sorted(tmp_path.iterdir()) == sorted(paths)
+
+
+def test_an_outcome_that_could_not_be_written_is_written_later(tmp_path: Path) -> None:
+    """Nothing is taken for saved that is not on the disk."""
+    directory = tmp_path / "run"
+    state = run_state.begin(directory, RUN, 0, 5)
+    shutil.rmtree(directory)
+    state.save(5, "completed")
+    directory.mkdir()
+    state.save(5, "completed")
+    assert run_state.begin(directory, RUN, 1, 0, world_size=2).attempt == 1
+    assert b'"outcome":"completed"' in run_state.state_file(directory, RUN, 0).read_bytes()
 
 
 PROGRAM = """

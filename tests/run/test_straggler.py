@@ -12,7 +12,7 @@ from cirron_otel import semconv
 from cirron_otel.cli.app import cli
 from cirron_otel.run import straggler
 from cirron_otel.run.straggler_times import PHASES, Row, StepTimes, Tally, rows_of, rows_of_piece
-from helpers import Rows, RunProgram
+from helpers import Rows, RunProgram, on_two_ranks
 
 MS = 1_000_000
 
@@ -178,10 +178,6 @@ PROGRAM = """
     import copy
     import io
     import json
-    import os
-    import socket
-    import subprocess
-    import sys
     import time
 
     def train():
@@ -259,25 +255,6 @@ PROGRAM = """
             with open("said.json", "w") as file:
                 json.dump(said, file)
         dist.destroy_process_group()
-
-    if len(sys.argv) > 1:
-        train()
-    else:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, __file__, "train"],
-                env={
-                    **os.environ,
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2",
-                    "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-                },
-            )
-            for rank in range(2)
-        ]
-        sys.exit(max(rank.wait() for rank in ranks))
 """
 
 
@@ -298,7 +275,7 @@ def test_two_real_ranks(run_program: RunProgram) -> None:
     Its victim's wait is told apart, with DDP and with FSDP2; copying and saving the model work,
     accumulated gradients wait for nobody, and uninstalling leaves no hook and no patch.
     """
-    rows = run_program(PROGRAM, timeout=120)
+    rows = run_program(on_two_ranks(PROGRAM), timeout=120)
     directory = rows.output_dir
     said = msgspec.json.decode((directory.parent / "said.json").read_bytes())
     assert said["swallowed"] == {}

@@ -102,6 +102,9 @@ RANKS = """
 import os, sys, time
 import cirron_otel as ci
 ci.profile(frameworks=[], otlp="none", run_id="r", flush_interval=0.05, watchdog=0.5)
+open("ready" + os.environ["RANK"], "w").close()
+while not (os.path.exists("ready0") and os.path.exists("ready1")):
+    time.sleep(0.01)  # both begin together, however slowly one has started
 for _ in ci.epochs(range(1)):
     for i in ci.batches(range(9)):
         time.sleep(0.05)

@@ -9,11 +9,11 @@ from itertools import groupby
 import click
 import msgspec
 
-from cirron_otel.cli.screen import Screen, Warnings, print_json
-from cirron_otel.cli.where import find_spool
+from cirron_otel.cli.screen import Screen, Warnings, json_option, no_color_option, print_json
+from cirron_otel.cli.where import find_spool, spool_option
 from cirron_otel.errors import CirronError
 from cirron_otel.reading.notes import Segment
-from cirron_otel.reading.values import clean, local_time
+from cirron_otel.reading.values import clean, local_time, plural
 from cirron_otel.run.attempts import Attempt, load
 from cirron_otel.run.closing import clock, table
 from cirron_otel.run.ledger import CATEGORIES
@@ -23,14 +23,9 @@ _STYLES = {"completed": "plain", "running": "open", "failed": "error"}
 
 @click.command()
 @click.argument("run", required=False)
-@click.option(
-    "--spool",
-    "directory",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--no-color", is_flag=True, help="Print without colours.")
+@spool_option
+@json_option
+@no_color_option
 def runs(run: str | None, directory: str | None, *, as_json: bool, no_color: bool) -> None:
     """Show the attempts of each run, and where the time went.
 
@@ -69,7 +64,7 @@ def _show(screen: Screen, run_id: str, attempts: list[Attempt]) -> None:
         _sum(mine),
         outcome=mine[-1].outcome,
         steps=sum(one.steps - one.lost_steps for one in mine),
-        title=f"{len(mine)} attempt{'s' if len(mine) > 1 else ''}",
+        title=f"{len(mine)} {plural('attempt', len(mine))}",
     )
     for line in lines:
         screen.text(line)

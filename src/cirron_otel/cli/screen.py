@@ -33,6 +33,10 @@ _RICH: Mapping[str, str] = {
 #: So many warnings about files are written out; the others are counted.
 _WARNINGS = 5
 
+#: Of a command that prints either lines or JSON.
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+no_color_option = click.option("--no-color", is_flag=True, help="Print without colours.")
+
 
 class Screen:
     """Where a command prints its lines.

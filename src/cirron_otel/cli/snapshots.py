@@ -8,8 +8,8 @@ from typing import Any
 import click
 
 from cirron_otel.cli import snapshot_tables as tables
-from cirron_otel.cli.screen import Screen, Warnings, print_json
-from cirron_otel.cli.where import find_spool
+from cirron_otel.cli.screen import Screen, Warnings, json_option, no_color_option, print_json
+from cirron_otel.cli.where import find_spool, spool_option
 from cirron_otel.errors import CirronError
 from cirron_otel.reading.values import clean, plural
 from cirron_otel.weights import exporting
@@ -26,24 +26,16 @@ from cirron_otel.weights.reading import (
 
 _NAMES_IN_ERROR = 6
 
-_spool_option = click.option(
-    "--spool",
-    "directory",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
 _session_option = click.option("--session", metavar="ID", help="Of the session that ID begins.")
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_no_color_option = click.option("--no-color", is_flag=True, help="Print without colours.")
 
 
 @click.command()
 @click.argument("span_id", metavar="[SPAN]", required=False)
 @click.option("--span", "span_option", metavar="ID", help="The same as SPAN.")
 @_session_option
-@_spool_option
-@_json_option
-@_no_color_option
+@spool_option
+@json_option
+@no_color_option
 def snapshots(  # noqa: PLR0913 - the options of a command
     span_id: str | None,
     span_option: str | None,
@@ -107,9 +99,9 @@ def _summary(one: Snapshot) -> dict[str, Any]:
 @click.option("--export", "target", metavar="PATH", help="Write .npz, .safetensors or .csv.")
 @click.option("--file", "file", metavar="PATH", help="Look into this safetensors file instead.")
 @_session_option
-@_spool_option
-@_json_option
-@_no_color_option
+@spool_option
+@json_option
+@no_color_option
 def snapshot(  # noqa: PLR0913, PLR0917 - the options of a command
     wanted: str | None,
     tensor: str | None,

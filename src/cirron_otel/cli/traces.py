@@ -6,9 +6,9 @@ import click
 
 from cirron_otel.cli import ranks as side_by_side
 from cirron_otel.cli.json_tree import session_summary, write_sessions
-from cirron_otel.cli.screen import Screen, Warnings, print_json
+from cirron_otel.cli.screen import Screen, Warnings, json_option, no_color_option, print_json
 from cirron_otel.cli.snapshots import snapshot, snapshots
-from cirron_otel.cli.where import find_spool
+from cirron_otel.cli.where import find_spool, spool_option
 from cirron_otel.errors import CirronError
 from cirron_otel.reading.index import SessionInfo
 from cirron_otel.reading.nodes import prune
@@ -19,15 +19,6 @@ from cirron_otel.reading.values import clean, duration, local_time, parse_durati
 #: A tree for the eye: of more spans than this the oldest are only counted.
 _MAX_SPANS = 200_000
 _SHORT_ID = 12
-
-_spool_option = click.option(
-    "--spool",
-    "directory",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
-_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_no_color_option = click.option("--no-color", is_flag=True, help="Print without colours.")
 
 
 class _Duration(click.ParamType[int]):
@@ -52,9 +43,9 @@ traces.add_command(snapshot)
 
 
 @traces.command(name="list")
-@_spool_option
-@_json_option
-@_no_color_option
+@spool_option
+@json_option
+@no_color_option
 def list_(directory: str | None, *, as_json: bool, no_color: bool) -> None:
     """List the sessions, newest first."""
     found = find_spool(directory, "--spool")
@@ -132,9 +123,9 @@ def _short_ids(sessions: list[SessionInfo]) -> dict[str, str]:
 @click.option("--all", "everything", is_flag=True, help="Every span, mark and attribute.")
 @click.option("--overhead", is_flag=True, help="Show what the instrumentation itself cost.")
 @click.option("--ranks", is_flag=True, help="The ranks of its run side by side, and who is slow.")
-@_spool_option
-@_json_option
-@_no_color_option
+@spool_option
+@json_option
+@no_color_option
 def view(  # noqa: PLR0913 - the options of a command
     session_id: str | None,
     directory: str | None,
@@ -209,8 +200,8 @@ def view(  # noqa: PLR0913 - the options of a command
     metavar="SECONDS",
     help="Give up after so long without progress [30].",
 )
-@_spool_option
-@_json_option
+@spool_option
+@json_option
 def replay(  # noqa: PLR0913 - the options of a command
     session_id: str | None,
     directory: str | None,

@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import click
+
 from cirron_otel.errors import SpoolError
 from cirron_otel.spool import Spool
 
 _DEFAULT = ".cirron"
 _VARIABLE = "CIRRON_OUTPUT_DIR"
+
+#: Of a command that reads one: to be given to :func:`find_spool`.
+spool_option = click.option(
+    "--spool",
+    "directory",
+    metavar="DIR",
+    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
+)
 
 
 def find_spool(given: str | None, option: str) -> Spool:

@@ -205,19 +205,12 @@ KNOWN_MARKS: Mapping[str, str] = {
     "samples": semconv.TRAIN_SAMPLES,
 }
 
-#: Marks that are metrics of their own, and the attribute whose value is the series of each.
-RUN_MARKS: Mapping[str, str | None] = {
-    semconv.TRAIN_TOKENS_PER_SECOND: None,
-    semconv.TRAIN_SAMPLES_PER_SECOND: None,
-    semconv.TRAIN_MFU: None,
-    semconv.PROGRESS: None,
-    semconv.ETA: None,
-    semconv.RUN_TIME: semconv.CATEGORY,
-    semconv.MEMORY_ALLOCATED: semconv.MEMORY_DEVICE,
-    semconv.MEMORY_RESERVED: semconv.MEMORY_DEVICE,
-    semconv.MEMORY_PEAK: semconv.MEMORY_DEVICE,
-    semconv.PROCESS_MEMORY: None,
-}
+#: Marks that are metrics of their own: the instrument has their name, and their attributes.
+RUN_MARKS = frozenset({
+    semconv.TRAIN_TOKENS_PER_SECOND, semconv.TRAIN_SAMPLES_PER_SECOND, semconv.TRAIN_MFU,
+    semconv.PROGRESS, semconv.ETA, semconv.RUN_TIME, semconv.MEMORY_ALLOCATED,
+    semconv.MEMORY_RESERVED, semconv.MEMORY_PEAK, semconv.PROCESS_MEMORY,
+})  # fmt: skip
 
 #: Final values of requests: what they say is in the histograms of requests, and the last one of
 #: many requests says nothing.

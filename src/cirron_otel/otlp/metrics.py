@@ -331,8 +331,8 @@ def _series_of(
 ) -> tuple[str, str]:
     """The metric of a mark, and the key of its series there."""
     if mark.name in RUN_MARKS:
-        attribute = RUN_MARKS[mark.name]
-        return mark.name, "" if attribute is None else str(mark.attrs.get(attribute, ""))
+        keys = INSTRUMENTS[mark.name].keys
+        return mark.name, series_key(*(str(mark.attrs.get(key, "")) for key in keys))
     kind = "" if mark.kind == "point" else mark.kind
     phase = ""
     known = KNOWN_MARKS.get(mark.name)

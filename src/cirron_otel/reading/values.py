@@ -138,3 +138,8 @@ def plural(name: str, count: int) -> str:
     if count == 1 or not name[-1:].isalpha():
         return name
     return name + ("es" if name.endswith(("s", "x", "tch", "sh")) else "s")
+
+
+def counted(count: int, name: str) -> str:
+    """``1 tensor``, ``2,000 tensors``."""
+    return f"{count:,} {plural(name, count)}"

@@ -16,7 +16,7 @@ import msgspec
 from cirron_otel import recovery, semconv
 from cirron_otel.errors import SpoolError, SpoolFormatError
 from cirron_otel.reading.index import LIVE_WITHOUT_LOCK_NS
-from cirron_otel.reading.rows import read
+from cirron_otel.reading.rows import ResourceKeys, read
 from cirron_otel.run.ledger import CATEGORIES, Ledger, Row
 from cirron_otel.run.outcome import COMPLETED, FAILED, LOST, RUNNING
 from cirron_otel.spool import Spool, created_ns_of
@@ -37,11 +37,7 @@ class _Span(msgspec.Struct, gc=False):
     attrs: dict[str, Any] = {}
 
 
-class _Resource(msgspec.Struct, gc=False):
-    session_id: Any = msgspec.field(default=None, name=semconv.SESSION_ID)
-    run_id: Any = msgspec.field(default=None, name=semconv.RUN_ID)
-    attempt: Any = msgspec.field(default=None, name=semconv.RUN_ATTEMPT)
-    rank: Any = msgspec.field(default=None, name=semconv.DL_RANK)
+class _Resource(ResourceKeys, gc=False):
     host: Any = msgspec.field(default=None, name=semconv.HOST_NAME)
 
 

@@ -10,6 +10,7 @@ from opentelemetry import trace as otel_trace
 
 from cirron_otel import recorder, semconv
 from cirron_otel.context import get_current
+from cirron_otel.run.memory_reading import in_use
 from cirron_otel.scope_base import BaseScope, current_scope
 from cirron_otel.values import capture_gate
 
@@ -28,13 +29,12 @@ class LoggingFilter(logging.Filter):
         """Put the fields on a record; those that it has already stay."""
         try:
             fields = _fields()
-        except Exception as error:  # noqa: BLE001 - see _guard
+        except Exception:  # noqa: BLE001 - see _guard
             fields = dict.fromkeys(_NAMES, "")
             rec = recorder._current  # noqa: SLF001
             # Not by the guard's log line: that would come back here.
             if rec is not None:
                 rec.guard.swallowed["logging_filter"] += 1
-            del error
         for name, value in fields.items():
             if not hasattr(record, name):
                 setattr(record, name, value)
@@ -122,15 +122,14 @@ class DeviceInUse:
             rec.batcher.envelope = {**envelope, "resource": {**known, semconv.GPU_ID: uuid}}
 
     def _uuid(self) -> str | None:
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or capture_gate.captures or not cuda.is_initialized():
+        if capture_gate.captures:
             return None
-        reserved, device = max(
-            (cuda.memory_reserved(device), -device) for device in range(cuda.device_count())
-        )
-        if not reserved:
+        devices = (one for one in in_use() if one.kind == "cuda")
+        found = max(devices, key=lambda one: one.reserved, default=None)
+        if found is None:
             return None
-        uuid = getattr(cuda.get_device_properties(-device), "uuid", None)
+        properties = sys.modules["torch"].cuda.get_device_properties(found.device)
+        uuid = getattr(properties, "uuid", None)
         if uuid is None:  # a torch that does not tell: nobody asks again
             return str(self._rec.resource.attributes.get(semconv.GPU_ID, "")) or None
         text = str(uuid)
@@ -139,4 +138,4 @@ class DeviceInUse:
 
 def watch_device(rec: Recorder) -> None:
     """Have the GPU's UUID put on the resource of what ``rec`` writes, once it is known."""
-    rec.out.watchers = [*rec.out.watchers, DeviceInUse(rec)]
+    rec.out.watchers.append(DeviceInUse(rec))

@@ -32,8 +32,6 @@ LEAST_S: Final = 1.0
 WINDOW: Final = 1000
 #: Bytes that are looked at in a batch, at most: the training waits for the interpreter meanwhile.
 _MAX_BYTES = 32_000
-_SPANS = b',"spans":['
-_END = b"]"
 #: Between two rows.
 _NEXT = b'},{"id":'
 _DATA = PHASES.index("data")
@@ -69,18 +67,14 @@ class DataStalls:
         """Look at the first spans of the batch."""
         if self._told:
             return
-        inside = False
         first: list[bytes] = []
         room = _MAX_BYTES
-        for piece in batch.chunks:
-            if not inside:
-                inside = len(piece) == len(_SPANS) and bytes(piece) == _SPANS
-                continue
-            if room <= 0 or (len(piece) == 1 and bytes(piece) == _END):
+        for piece in batch.pieces("spans"):
+            if room <= 0:
                 break
             first.append(bytes(memoryview(piece)[:room]))
-            room -= len(piece)
-        rows = b"".join(first)
+            room -= len(piece) + 1
+        rows = b",".join(first)
         if room < 0:
             rows = rows[: rows.rfind(_NEXT) + 1]
         self._steps.extend(steps_of(rows))

@@ -6,12 +6,12 @@ found that nothing moves. Ranks that share no directory know nothing of each oth
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from cirron_otel import run_state
 from cirron_otel.run.closing import clock
 from cirron_otel.run_state import state_file
 
@@ -41,27 +41,15 @@ class Beat(msgspec.Struct):
 
 def write(directory: Path, beat: Beat) -> None:
     """Replace this rank's file; atomic, silent where the directory cannot be written."""
-    path = state_file(directory, beat.run_id, beat.rank).with_suffix(_SUFFIX)
-    spare = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        spare.write_bytes(msgspec.json.encode(beat))
-        spare.replace(path)
-    except OSError:
-        spare.unlink(missing_ok=True)
+    path = state_file(directory, beat.run_id, beat.rank, _SUFFIX)
+    run_state.replace(path, msgspec.json.encode(beat))
 
 
 def read(directory: Path, run_id: str, world_size: int) -> list[Beat]:
     """The newest beat of each rank that has written one, by rank."""
-    found = []
-    for rank in range(world_size):
-        path = state_file(directory, run_id, rank).with_suffix(_SUFFIX)
-        try:
-            beat = msgspec.json.decode(path.read_bytes(), type=Beat)
-        except (OSError, msgspec.MsgspecError):
-            continue
-        if beat.run_id == run_id:
-            found.append(beat)
-    return found
+    paths = (state_file(directory, run_id, rank, _SUFFIX) for rank in range(world_size))
+    beats = (run_state.read(path, Beat, run_id) for path in paths)
+    return [beat for beat in beats if beat is not None]
 
 
 def culprits(beats: Sequence[Beat], now_ns: int) -> tuple[list[Beat], str]:

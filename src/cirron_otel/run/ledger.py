@@ -42,7 +42,7 @@ _KIND: Final[Mapping[str, int]] = {
     semconv.MICRO_BATCH: _PHASE,
 }
 #: Names of the scopes that are charged, and so keep what is inside them until they end.
-CHARGED: Final = frozenset(name for name in _KIND)
+CHARGED: Final = frozenset(_KIND)
 #: What is inside such a scope is part of it, whatever it is.
 _ABSORBING = (_CHECKPOINT, _EVALUATION)
 _WORDS = re.compile(
@@ -74,7 +74,7 @@ def rows_of(piece: Any) -> list[Row]:  # noqa: ANN401 - anything with bytes in i
     if _WORDS.search(piece) is None:
         return []
     try:
-        return _decoder.decode(b"[%b]" % bytes(piece))
+        return _decoder.decode(b"[%b]" % piece)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return []
 

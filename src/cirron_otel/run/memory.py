@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 
 from cirron_otel import semconv
-from cirron_otel.batch import MarkRecord
 from cirron_otel.context import get_current
+from cirron_otel.marks import append_point
 from cirron_otel.run.memory_errors import MemoryErrors
 from cirron_otel.run.memory_reading import device_memory, in_use, resident_bytes
 from cirron_otel.scope_base import current_scope
@@ -56,7 +56,7 @@ class Memory:
         session = rec.session
         resident = resident_bytes() if is_time else None
         if resident is not None and session is not None:
-            self._mark(semconv.PROCESS_MEMORY, resident, session.id, UNSET, {})
+            append_point(rec, session.id, semconv.PROCESS_MEMORY, resident)
         if is_time:
             self._host_s = now
         if capture_gate.captures:
@@ -88,28 +88,12 @@ class Memory:
                 (semconv.MEMORY_RESERVED, found.reserved),
                 (semconv.MEMORY_PEAK, found.peak),
             ):
-                self._mark(name, value, scope.id, iteration, attrs)
+                append_point(rec, scope.id, name, value, attrs=attrs, iteration=iteration)
         done = time.perf_counter_ns()
         self._next_ns = done + SHARE * (done - begun)
-
-    def _mark(
-        self,
-        name: str,
-        value: int,
-        span_id: str,
-        iteration: int | UnsetType,
-        attrs: dict[str, Any],
-    ) -> None:
-        rec = self._rec
-        rec.append_mark(
-            MarkRecord(
-                rec.next_mark_id(), span_id, name, "int", value, attrs, rec.clock.now(), "point",
-                iteration,
-            )
-        )  # fmt: skip
 
 
 def watch(rec: Recorder) -> None:
     """Have the memory of ``rec``'s process marked, and memory that runs out found."""
-    rec.out.watchers = [*rec.out.watchers, Memory(rec)]
+    rec.out.watchers.append(Memory(rec))
     rec.listening.at_error.append(MemoryErrors(rec))

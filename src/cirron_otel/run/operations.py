@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel import driven, identity, semconv
 from cirron_otel._guard import logger
-from cirron_otel.batch import MarkRecord
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.findings import Finding, report
+from cirron_otel.marks import append_point
 from cirron_otel.run import closing, heartbeat, watchdog
 from cirron_otel.run.ledger import CATEGORIES, CHARGED, Ledger, rows_of
 from cirron_otel.run.outcome import COMPLETED, RUNNING, Ending, Outcome
@@ -76,8 +76,6 @@ class RunWatch:
         # Often enough for a hang to find the others' word newer than itself.
         shortest = min(self.watchdog.thresholds.values(), default=heartbeat.INTERVAL_S)
         self._beat_every_s = min(heartbeat.INTERVAL_S, shortest / 4)
-        self._first_iteration = settings.start_iteration
-        self._error_type: str | None = None
         self.reporter = Reporter(rec, self.progress)
 
     # --- what the program says -------------------------------------------------------------------
@@ -231,13 +229,7 @@ class RunWatch:
                 self._mark(semconv.RUN_TIME, more / 1e9, {semconv.CATEGORY: name})
 
     def _mark(self, name: str, value: float, attrs: dict[str, Any] | None = None) -> None:
-        rec = self._rec
-        rec.append_mark(
-            MarkRecord(
-                rec.next_mark_id(), self._session.id, name, "float", value, attrs or {},
-                rec.clock.now(), "point",
-            )
-        )  # fmt: skip
+        append_point(self._rec, self._session.id, name, value, attrs=attrs)
 
     # --- hangs ------------------------------------------------------------------------------------
 

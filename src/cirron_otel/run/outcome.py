@@ -13,7 +13,6 @@ INTERRUPTED = "interrupted"
 PREEMPTED = "preempted"
 #: Said by readers only, of a process that is gone without a word.
 LOST = "lost"
-OUTCOMES = (COMPLETED, FAILED, INTERRUPTED, PREEMPTED, LOST)
 _BY_SIGNAL = {"SIGINT": INTERRUPTED, "SIGTERM": PREEMPTED}
 #: What shells and launchers make of a process that ended by a signal.
 _SIGNAL_STATUS = {130: "SIGINT", 143: "SIGTERM"}

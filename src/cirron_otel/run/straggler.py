@@ -71,9 +71,8 @@ def common(ranks: Ranks, *, first: int | None = None, window: int = WINDOW) -> l
     shared = set(sets[0]).intersection(*sets[1:])
     if first is None:
         first = min((min(steps, default=0) for steps in ranks.values()), default=0)
-    return sorted(number for number in shared if number >= first + WARMUP)[
-        -window:
-    ]  # all of them for 0
+    settled = sorted(number for number in shared if number >= first + WARMUP)
+    return settled[-window:]  # all of them for 0
 
 
 def summaries(ranks: Ranks, iterations: Sequence[int]) -> list[Summary]:

@@ -166,6 +166,6 @@ def rows_of(data: bytes) -> Sequence[Row]:
 def rows_of_piece(piece: Any) -> Sequence[Row]:  # noqa: ANN401 - anything with bytes in it
     """The rows of a piece of a batch under way: JSON objects with commas between them."""
     try:
-        return _rows_decoder.decode(b"[%b]" % bytes(piece))
+        return _rows_decoder.decode(b"[%b]" % piece)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()

@@ -9,8 +9,6 @@ for nothing and send nothing. Where nodes share no directory each compares its o
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections import deque
 from pathlib import Path
@@ -22,7 +20,7 @@ from cirron_otel import identity
 from cirron_otel.findings import Finding, report
 from cirron_otel.run import straggler
 from cirron_otel.run.straggler_times import StepTimes, Tally, rows_of_piece
-from cirron_otel.run_state import state_file
+from cirron_otel.run_state import read, replace, state_file
 
 if TYPE_CHECKING:
     from cirron_otel.batching import Sealed
@@ -33,8 +31,6 @@ KEPT = 256
 PER_FLUSH = 48
 #: Files read in a second, at most: with many ranks the comparison is made less often.
 FILES_PER_S = 100
-_SPANS = b',"spans":['
-_END = b"]"
 SUFFIX = ".steps"
 
 
@@ -57,7 +53,7 @@ class StragglerWatch:
         self._rec = rec
         state = rec.run_state
         self._directory: Path = rec.spool.run_directory
-        self._path = state_file(self._directory, rec.run_id, rec.rank).with_suffix(SUFFIX)
+        self._path = state_file(self._directory, rec.run_id, rec.rank, SUFFIX)
         self._told = Told(
             rec.run_id, rec.rank, state.attempt, identity.host_name(),
             rec.settings.start_iteration, [],
@@ -65,22 +61,14 @@ class StragglerWatch:
         self._tally = Tally()
         self._kept: deque[StepTimes] = deque(maxlen=KEPT)
         self._stride = 1
-        self._ranks: dict[int, dict[int, StepTimes]] = {}
-        self._hosts: dict[int, str] = {}
         self._named: set[tuple[int, str]] = set()
         self._due = 0.0
         self._judged = -1
 
     def written(self, batch: Sealed) -> None:
         """Take in the spans of a batch."""
-        inside = False
-        for piece in batch.chunks:
-            if piece is _END or (inside and len(piece) == 1 and bytes(piece) == _END):
-                inside = False
-            elif inside and len(piece) > 1:
-                self._tally.add(rows_of_piece(piece))
-            elif not inside and len(piece) == len(_SPANS) and bytes(piece) == _SPANS:
-                inside = True
+        for piece in batch.pieces("spans"):
+            self._tally.add(rows_of_piece(piece))
 
     def flushed(self) -> None:
         """Tell the others, and compare where that is this rank's to do."""
@@ -104,13 +92,7 @@ class StragglerWatch:
             self._stride *= 2
         self._kept.extend(step for step in steps if step.iteration % self._stride == 0)
         self._told.steps = list(self._kept)
-        spare = self._path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            spare.write_bytes(msgspec.json.encode(self._told))
-            spare.replace(self._path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                spare.unlink(missing_ok=True)
+        replace(self._path, msgspec.json.encode(self._told))
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -118,17 +100,16 @@ class StragglerWatch:
         told = self._read()
         if self._told.rank != min(told, default=-1) or len(told) < 2:  # noqa: PLR2004 - to compare
             return
-        self._ranks = {rank: {s.iteration: s for s in one.steps} for rank, one in told.items()}
-        self._hosts = {rank: one.host for rank, one in told.items()}
+        ranks = {rank: {s.iteration: s for s in one.steps} for rank, one in told.items()}
         first = max(one.first for one in told.values())
-        iterations = straggler.common(self._ranks, first=first)
+        iterations = straggler.common(ranks, first=first)
         if not iterations or iterations[-1] == self._judged:
             return
         self._judged = iterations[-1]
-        for found in straggler.find(self._ranks, iterations):
+        for found in straggler.find(ranks, iterations):
             if (found.rank, found.phase) not in self._named:
                 self._named.add((found.rank, found.phase))
-                host = self._hosts.get(found.rank, "")
+                host = told[found.rank].host
                 attributes: dict[str, Any] = straggler.attributes(found, host)
                 text = straggler.message(found, host)
                 report(
@@ -142,12 +123,9 @@ class StragglerWatch:
         for rank in range(self._rec.settings.world_size):
             if rank == self._told.rank:
                 continue
-            path = state_file(self._directory, self._told.run_id, rank).with_suffix(SUFFIX)
-            try:
-                one = msgspec.json.decode(path.read_bytes(), type=Told)
-            except (OSError, msgspec.MsgspecError):
-                continue
-            if one.run_id == self._told.run_id and one.attempt == self._told.attempt:
+            path = state_file(self._directory, self._told.run_id, rank, SUFFIX)
+            one = read(path, Told, self._told.run_id)
+            if one is not None and one.attempt == self._told.attempt:
                 found[one.rank] = one
                 if one.rank < self._told.rank:
                     break  # it is not this rank's to compare

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from cirron_otel import semconv
-from cirron_otel.batch import MarkRecord
 from cirron_otel.findings import Finding, report
+from cirron_otel.marks import append_point
 from cirron_otel.run.throughput_peaks import flops_of_models, peak_of_device
 
 if TYPE_CHECKING:
@@ -37,8 +37,6 @@ WARMUP: Final = 3
 #: Steps whose counts or lengths have not come yet.
 _MAX_OPEN = 4096
 _COUNTED = re.compile(b'"name":"(?:tokens|samples)"')
-_BEGIN = {b',"spans":[': "spans", b',"marks":[': "marks"}
-_LONGEST = max(map(len, _BEGIN))
 
 
 class _Mark(msgspec.Struct, gc=False):
@@ -144,24 +142,14 @@ class Throughput:
 
     def written(self, batch: Sealed) -> None:
         """Look for counts in a batch, and for steps once there were any."""
-        pieces: dict[str, list[bytes]] = {"spans": [], "marks": []}
-        kind: str | None = None
-        for piece in batch.chunks:
-            if len(piece) <= _LONGEST:
-                text = bytes(piece)
-                if text == b"]":
-                    kind = None
-                elif kind is None:
-                    kind = _BEGIN.get(text)
-            elif kind == "spans" or (kind == "marks" and _COUNTED.search(piece) is not None):
-                pieces[kind].append(b"[%b]" % bytes(piece))
-        self._is_on = self._is_on or bool(pieces["marks"])
+        marks = [piece for piece in batch.pieces("marks") if _COUNTED.search(piece) is not None]
+        self._is_on = self._is_on or bool(marks)
         if not self._is_on:
             return
-        for text in pieces["marks"]:
-            self._counts.marks(_marks.decode(text))
-        for text in pieces["spans"]:
-            self._counts.steps(_steps.decode(text))
+        for piece in marks:
+            self._counts.marks(_marks.decode(b"[%b]" % piece))
+        for piece in batch.pieces("spans"):
+            self._counts.steps(_steps.decode(b"[%b]" % piece))
 
     def flushed(self) -> None:
         """Tell the rate of the steps since last time, once it is time."""
@@ -184,10 +172,12 @@ class Throughput:
                 told[semconv.TRAIN_MFU] = share
         if rate.samples:
             told[semconv.TRAIN_SAMPLES_PER_SECOND] = rate.samples_per_second
-        for name, value in told.items():
-            self._mark(name, value)
         session = self._rec.session
-        if session is not None and session.is_open:
+        if session is None:
+            return
+        for name, value in told.items():
+            append_point(self._rec, session.id, name, value)
+        if session.is_open:
             if semconv.TRAIN_TOKENS_PER_SECOND in told:
                 told[semconv.DL_TOKENS_PER_SECOND] = told.pop(semconv.TRAIN_TOKENS_PER_SECOND)
             session.attrs = {**session.attrs, **told}
@@ -216,16 +206,6 @@ class Throughput:
             f"is more than device_peak_flops = {self._peak:.6g}; count the tokens of this rank "
             "only, and check both numbers (the peak is that of one device, dense, for the type "
             "that is computed in)"
-        )
-
-    def _mark(self, name: str, value: float) -> None:
-        rec, session = self._rec, self._rec.session
-        if session is None:
-            return
-        rec.append_mark(
-            MarkRecord(
-                rec.next_mark_id(), session.id, name, "float", value, {}, rec.clock.now(), "point"
-            )
         )
 
 
