@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+from torch.utils.checkpoint import checkpoint
 
 import cirron_otel as ci
 from cirron_otel.monitor.owners import family_of
@@ -23,13 +23,11 @@ from monitor.trainings import batch, cnn, diary, events, rows, train
 def test_dead_channels_are_certified_and_stay_dead(optimizer: str) -> None:
     """Zero filters at rest are certified at once, and no step moves them in any way."""
     run = Training(optimizer)
-    forgetting = itertools.count()
 
     def lesion(step: int) -> None:
         if step == 5:
             kill(run.model)
             forget(run.optimizer, run.model)
-            next(forgetting)
 
     run.run(30, lesion)
     run.monitor.close()
@@ -139,13 +137,7 @@ def test_batchnorm_in_evaluation_mode_between_checks_refuses_the_certificate() -
     monitor = ci.Monitor(model, optimizer, out="run", verbose=False, check_every=5)
     for step in range(40):
         model[4].train(step % 5 == 0)
-        x, y = batch(step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        if step == 20:
-            kill(model)
-        monitor.step()
-        optimizer.step()
+        train(monitor, model, optimizer, 1, lambda now: kill(model) if now == 20 else None)
     monitor.close()
     assert events("run", "certificate") == []
     (refused,) = events("run", "certificate_refused")
@@ -272,7 +264,7 @@ def test_autocast_and_checkpointing_keep_certificates(dtype: torch.dtype | None)
         x, y = batch(step)
         optimizer.zero_grad()
         if dtype is None:
-            out = _Checkpointed.run(model, x)
+            out = _checkpointed(model, x)
         else:
             with torch.autocast("cpu", dtype=dtype):
                 out = model(x)
@@ -288,15 +280,9 @@ def test_autocast_and_checkpointing_keep_certificates(dtype: torch.dtype | None)
     assert not [e for e in events("run", "channels") if e.get("rule") == "certificate_violated"]
 
 
-class _Checkpointed:
-    """The same model, its stages checkpointed."""
-
-    @staticmethod
-    def run(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-        """A forward pass that keeps little."""
-        from torch.utils.checkpoint import checkpoint  # noqa: PLC0415
-
-        x = checkpoint(model[:3], x, use_reentrant=False)
-        x = checkpoint(model[3:6], x, use_reentrant=False)
-        out: torch.Tensor = model[6:](x)
-        return out
+def _checkpointed(model: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """A forward pass that keeps little: two stages are made again in the backward pass."""
+    x = checkpoint(model[:3], x, use_reentrant=False)
+    x = checkpoint(model[3:6], x, use_reentrant=False)
+    out: torch.Tensor = model[6:](x)
+    return out

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 import cirron_otel as ci
+from monitor.lesions import Training
 from monitor.trainings import batch, cnn
 
 SEEDS = range(10 if os.environ.get("MONITOR_FAULTS") == "all" else 1)
@@ -70,15 +71,23 @@ MODELS: dict[str, Callable[[int], nn.Module]] = {
 }  # fmt: skip
 
 
+def _watch(
+    model: nn.Module, optimizer: torch.optim.Optimizer
+) -> tuple[ci.Monitor, list[ci.Finding]]:
+    """A monitor that checks each step, and where its findings go."""
+    told: list[ci.Finding] = []
+    monitor = ci.Monitor(
+        model, optimizer, out="run", verbose=False, on_finding=told.append, check_every=1
+    )
+    return monitor, told
+
+
 def _train(
     model: nn.Module, seed: int, steps: int, spoil: Callable[[nn.Module, int], object] | None = None
 ) -> list[ci.Finding]:
     """Train, and give what was found. ``spoil`` is called after ``backward()``."""
-    told: list[ci.Finding] = []
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    monitor = ci.Monitor(
-        model, optimizer, out="run", verbose=False, on_finding=told.append, check_every=1
-    )
+    monitor, told = _watch(model, optimizer)
     for step in range(steps):
         x, y = batch(1000 * seed + step)
         optimizer.zero_grad()
@@ -199,33 +208,18 @@ def test_a_healthy_training_says_nothing(name: str, seed: int) -> None:
 
 def test_a_layer_that_is_dead_from_the_start_is_told() -> None:
     """There is no baseline that it could have left (R-W29)."""
-    model = cnn()
-    told: list[ci.Finding] = []
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    monitor = ci.Monitor(
-        model, optimizer, out="run", verbose=False, on_finding=told.append, check_every=1
-    )
-    for step in range(12):
-        x, y = batch(step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x), y).backward()
-        for parameter in model[0].parameters():
-            assert parameter.grad is not None
-            parameter.grad.zero_()
-        monitor.step()
-        optimizer.step()
-    monitor.close()
-    assert [(one.layer, one.step) for one in told if one.kind == "zero_gradient"] == [("0", 7)]
+    run = Training()
+    dead = _gradient("0", lambda g: g.zero_())
+    run.run(12, lambda step: dead(run.model, step))
+    run.monitor.close()
+    assert [(one.layer, one.step) for one in run.told if one.kind == "zero_gradient"] == [("0", 7)]
 
 
 def test_a_shift_for_good_is_told_as_one() -> None:
     """The alarm stays open, and it is said that the new level stays (R-W28)."""
     model = cnn()
-    told: list[ci.Finding] = []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    monitor = ci.Monitor(
-        model, optimizer, out="run", verbose=False, on_finding=told.append, check_every=1
-    )
+    monitor, told = _watch(model, optimizer)
     x, y = batch(0)
     for step in range(40):
         optimizer.zero_grad()
@@ -241,10 +235,7 @@ def test_a_shift_for_good_is_told_as_one() -> None:
 def _steps(optimizer: Callable[[nn.Module], torch.optim.Optimizer], dtype: torch.dtype) -> set[str]:
     model = cnn().to(dtype)
     made = optimizer(model)
-    told: list[ci.Finding] = []
-    monitor = ci.Monitor(
-        model, made, out="run", verbose=False, on_finding=told.append, check_every=1
-    )
+    monitor, told = _watch(model, made)
     for step in range(8):
         x, y = batch(step)
         made.zero_grad()

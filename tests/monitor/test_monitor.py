@@ -187,6 +187,21 @@ def test_a_monitored_model_is_copied_and_saved(tmp_path: Path) -> None:
     monitor.close()
 
 
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit")
+def test_a_monitored_model_is_traced() -> None:
+    """torch.jit.trace while hooks are there: nothing of them is in the graph (report 122)."""
+    model = cnn()
+    monitor, optimizer = _made(model, check_every=1)
+    x, _ = batch(0)
+    for steps in (0, 2):
+        train(monitor, model, optimizer, steps)
+        assert _hooks(model) > 0
+        graph = str(torch.jit.trace(model, x).inlined_graph)
+        assert "aten::relu" in graph
+        assert "aten::amax" not in graph
+    monitor.close()
+
+
 def test_training_is_the_same_with_and_without() -> None:
     """Weights after some steps are equal to the last bit, and so is the random stream."""
     ends = []

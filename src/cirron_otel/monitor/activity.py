@@ -91,8 +91,13 @@ class Activity:
 
     def add(self, producer: str, peak: torch.Tensor) -> None:
         """Take in the largest outputs of one run."""
-        before = self._peaks.get(producer)
-        self._peaks[producer] = peak if before is None else torch.maximum(before, peak)
+        keep_largest(self._peaks, producer, peak)
+
+
+def keep_largest(peaks: dict[str, torch.Tensor], name: str, peak: torch.Tensor) -> None:
+    """Take the largest outputs of one more run into ``peaks``."""
+    before = peaks.get(name)
+    peaks[name] = peak if before is None else torch.maximum(before, peak)
 
 
 def channel_peaks(module: nn.Module, output: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ import torch
 
 from cirron_otel.monitor.activity import Activity
 from cirron_otel.monitor.checks.channels import Classes
+from cirron_otel.monitor.modules import version_of
 from cirron_otel.monitor.observing import At, Read
 from cirron_otel.monitor.owners import Owners
 from cirron_otel.monitor.producers import Producer
@@ -25,7 +26,7 @@ STATEMENT = (
 #: What the conditions cannot see, and what they were.
 ASSUMES = [
     "inputs of the layer are finite",
-    "a ReLU module takes the output, and nothing else does, at every step as at the checked ones",
+    "a ReLU takes the output, and nothing else does, at every step as at the checked ones",
     "the loss has no term of its own in these weights at other steps",
     "BatchNorm normalises with the batch whenever a gradient flows through it",
     "every optimizer that moves these weights is a torch optimizer, in this process",
@@ -35,6 +36,7 @@ ASSUMES = [
 ]
 MOMENTUM = "the optimizer still holds momentum for these channels"
 GRADIENT = "these channels have a gradient that is not zero"
+MOVED = "its weights are no longer those of a dead channel"
 
 
 class Evidence(NamedTuple):
@@ -233,16 +235,13 @@ class Certificates:
         ]  # fmt: skip
 
 
-MOVED = "its weights are no longer those of a dead channel"
-
-
 def why_never(  # noqa: PLR0911 - one premise after the other
     producer: Producer, optimizer: object, family: str | None, blocked: Mapping[str, str],
     shared: Collection[int],
 ) -> str | None:  # fmt: skip
     """Why nothing can ever be proven of a layer that has a ReLU behind it."""
     if optimizer is None:
-        return NO_OPTIMIZER
+        return "no optimizer was given"
     if not isinstance(optimizer, torch.optim.Optimizer):
         return f"{type(optimizer).__name__} is no torch optimizer"
     if family is None:
@@ -260,9 +259,6 @@ def why_never(  # noqa: PLR0911 - one premise after the other
     return None
 
 
-NO_OPTIMIZER = "no optimizer was given"
-
-
 def _without_gradient(producer: Producer) -> str | None:
     for name, tensor in producer.tensors().items():
         if tensor.requires_grad and tensor.grad is None:
@@ -273,7 +269,7 @@ def _without_gradient(producer: Producer) -> str | None:
 def _batches(producer: Producer) -> int | None:
     """How often the BatchNorm counted a batch, from the counter of changes: nothing is read."""
     counted: Any = getattr(producer.batchnorm, "num_batches_tracked", None)
-    return None if counted is None else int(counted._version)  # noqa: SLF001 - no other name
+    return None if counted is None else version_of(counted)
 
 
 def _any(nothing: torch.Tensor, tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:

@@ -7,31 +7,32 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cirron_otel.findings import Finding
 from cirron_otel.monitor import certificate, manifest
 from cirron_otel.monitor.certificate import Certificates, Evidence, Verdict, Window
 from cirron_otel.monitor.checks.channels import (
     Channels,
     Classes,
-    Silence,
     channels_of,
     classify,
     indices,
     nothing_stuck,
 )
 from cirron_otel.monitor.guardian import WRITTEN, Guardian
-from cirron_otel.monitor.owners import Owners, family_of
+from cirron_otel.monitor.levels import Levels
+from cirron_otel.monitor.owners import Owners
 from cirron_otel.monitor.producers import (
     Producer,
     activity_of,
     find_producers,
     shared_parameters,
 )
+from cirron_otel.monitor.quiet import Quiet
 from cirron_otel.monitor.repairs import Repairs
 from cirron_otel.monitor.structure import Discovery, Structure
 
 if TYPE_CHECKING:
     from cirron_otel._guard import Guard
+    from cirron_otel.findings import Finding
     from cirron_otel.monitor.activity import Activity
     from cirron_otel.monitor.manifest import Facts
     from cirron_otel.monitor.observing import Observation, Wanted
@@ -63,21 +64,25 @@ class ChannelWatch:
         #: Looks again at what follows certified layers.
         self._retest: Discovery | None = None
         self.producers: list[Producer] = []
-        self._silence: dict[str, Silence] = {}
-        self._levels: dict[str, str] = {}
-        self._told_stuck: dict[str, int] = {}
+        self._quiet = Quiet(facts.config)
+        self._levels = Levels(facts.config)
         #: Channels that were zero at the first check, and still are.
         self._from_start: dict[str, torch.Tensor] = {}
         self._certified_once: set[str] = set()
         self._refused: set[tuple[str, str]] = set()
-        self._last: dict[str, Channels] = {}
         self._step: int | None = None
-        self._told_quiet: dict[str, int] = {}
-        #: Of the last check, what is no event.
-        self.findings: list[Finding] = []
+        #: Certificates that were ended by a broken premise.
         self.violated = 0
-        #: Counts by class of each producer at the last check.
-        self.stuck: dict[str, list[int]] = {}
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Of the last check, what is no event."""
+        return self._quiet.findings
+
+    @property
+    def stuck(self) -> dict[str, list[int]]:
+        """Counts by class of each producer at the last check."""
+        return self._levels.stuck
 
     @property
     def never(self) -> Mapping[str, str]:
@@ -109,10 +114,9 @@ class ChannelWatch:
             self._activity.stop()
         self.producers = find_producers(facts, structure)
         self._activity = activity_of(facts, self.producers, self._guard)
-        family = family_of(facts.optimizer, facts.config.certify_optimizers)
+        family = self.owners.family(facts.optimizer)
         shared = shared_parameters(facts.model)
         for one in self.producers:
-            self._silence.setdefault(one.name, Silence(one.channels))
             why = manifest.why_no_relu(facts, structure, one.name) or certificate.why_never(
                 one, facts.optimizer, family, structure.blocked, shared
             )
@@ -165,7 +169,8 @@ class ChannelWatch:
         step, first = seen.step, self._step is None
         window = Window(None if first else self._activity, step - (self._step or 0), skips)
         self._step = step
-        self.stuck, self.findings = {}, []
+        self._levels.begin()
+        self._quiet.begin()
         self._certificates.begin(self.producers)
         classes = {one.name: self._classes_of(one, seen) for one in self.producers}
         if first:
@@ -233,37 +238,26 @@ class ChannelWatch:
         self, producer: Producer, seen: Observation, window: Window, classes: Classes | None,
         evidence: Mapping[str, Evidence],
     ) -> Iterator[Event]:  # fmt: skip
-        name, config = producer.name, self._facts.config
-        silence = self._silence[name]
-        peak = seen.peaks.get(name)
-        if producer.quiet_below:
-            peak = None if peak is None else peak - producer.quiet_below
-        silence.update(peak)
-        quiet = silence.lasting(config.patience)
-        if quiet is not None and not producer.has_relu:
-            self._nearly_silent(seen.step, producer, quiet)
-            quiet = None  # the record's classes are about ReLUs
+        name = producer.name
+        quiet = self._quiet.look(seen, producer)
         standing = self._guardian.channels(name)
         if classes is None and standing is None:
-            channels = Channels(
-                producer.channels, [], [], [] if quiet is None else indices(quiet), []
-            )
-            yield from self._levels_of(seen.step, producer, channels)
+            channels = channels_of(producer.channels, None, None, quiet)
+            yield from self._levels.look(seen.step, producer, channels)
             yield from self._repairs(seen.step, producer, None, None, quiet)
             return
         verdict, again = self._verdict(producer, window, classes, evidence)
         certified = verdict.certified
         channels = channels_of(producer.channels, classes, certified, quiet)
         if standing is not None:
-            broken = self._broken(producer, standing, window, classes, again)
-            for why, mask in broken:
+            for why, mask in self._broken(producer, standing, window, classes, again):
                 standing = standing & ~mask
                 yield self._violation(seen.step, producer, channels, mask, why)
-        yield from self._levels_of(seen.step, producer, channels)
+        yield from self._levels.look(seen.step, producer, channels)
         if bool(certified.any()):
             yield from self._certify(seen.step, producer, certified, standing)
         for why, count in verdict.refused:
-            if count and (name, why) not in self._refused:
+            if (name, why) not in self._refused:
                 self._refused.add((name, why))
                 yield (
                     "certificate_refused",
@@ -293,35 +287,18 @@ class ChannelWatch:
             verdict = judge(classes, why_not(producer, window), known)
         return verdict, known
 
-    def _nearly_silent(self, step: int, producer: Producer, quiet: torch.Tensor) -> None:
-        """Units behind a GELU or the like that put out next to nothing: told as they grow."""
-        count, told = int(quiet.sum()), self._told_quiet.get(producer.name, 0)
-        self._told_quiet[producer.name] = max(count, told)
-        if count > told:
-            found = indices(quiet)[: self._facts.config.list_limit]
-            self.findings.append(
-                Finding(
-                    "silent_units", "warning",
-                    f"{count} of {producer.channels} units of layer {producer.name!r} have put out "
-                    f"next to nothing behind their activation at "
-                    f"{self._facts.config.patience} checks on end",
-                    producer.name, step, {"units": found, "count": count},
-                )
-            )  # fmt: skip
-
     # --- certificates -----------------------------------------------------------------------------
 
     def _certify(
         self, step: int, producer: Producer, certified: torch.Tensor, standing: torch.Tensor | None
     ) -> Iterator[Event]:
         name, rule = producer.name, None
-        new = certified if standing is None else certified & ~standing
+        found = indices(certified if standing is None else certified & ~standing)
+        if not found:
+            return
         if name in self._certified_once:
             rule = "more_channels" if standing is not None and bool(standing.any()) else "again"
         self._certified_once.add(name)
-        found = indices(new)
-        if not found:
-            return
         yield (
             "certificate",
             {
@@ -344,8 +321,7 @@ class ChannelWatch:
         if evidence is None:
             return []
         if window.skips:  # gradients that are no numbers are thrown away with the step
-            gone = torch.zeros_like(standing)
-            evidence = evidence._replace(gradient=gone)
+            evidence = evidence._replace(gradient=torch.zeros_like(standing))
         broken = self._certificates.violations(producer, standing, classes, evidence)
         if self._guardian.was_written(producer.name):
             return [(WRITTEN if why == certificate.MOVED else why, m) for why, m in broken]
@@ -357,11 +333,15 @@ class ChannelWatch:
     ) -> Event:  # fmt: skip
         self.violated += 1
         lost = indices(mask)
-        fields = self._fields(step, producer, channels)
         return "channels", {
-            **fields, "severity": "warning", "rule": VIOLATED, "n_violated": len(lost),
-            "violated": lost[: self._facts.config.channel_list_limit], "reason": why, **more,
-        }  # fmt: skip
+            **self._levels.fields(step, producer, channels),
+            "severity": "warning",
+            "rule": VIOLATED,
+            "n_violated": len(lost),
+            "violated": lost[: self._facts.config.channel_list_limit],
+            "reason": why,
+            **more,
+        }
 
     def _violated_between(self, layer: str, mask: torch.Tensor | None, why: str) -> None:
         """A premise was broken between two checks: told at once."""
@@ -371,9 +351,7 @@ class ChannelWatch:
             return
         lost = standing if mask is None else standing & mask
         self._guardian.watch(producer, standing & ~lost)
-        before, gone = self._last.get(layer), set(indices(lost))
-        if before is None:
-            before = Channels(producer.channels, [], [], [], [])
+        before, gone = self._levels.last(producer), set(indices(lost))
         certified = [one for one in before.certified if one not in gone]
         flat = before.flat
         if mask is None:  # they are as they were, and only the proof is gone
@@ -384,42 +362,6 @@ class ChannelWatch:
             self._step or 0, producer, channels, lost, why, seen_at=self._now()
         )
         self._tell(kind, **fields)
-
-    # --- levels -----------------------------------------------------------------------------------
-
-    def _levels_of(self, step: int, producer: Producer, channels: Channels) -> Iterator[Event]:
-        """The event about a layer's level, where that changed or more channels are stuck."""
-        name, level = producer.name, channels.level
-        self.stuck[name] = channels.row()
-        self._last[name] = channels
-        before = self._levels.get(name, "none")
-        self._levels[name] = level
-        proven = channels.stuck - len(channels.silent)
-        told, self._told_stuck[name] = self._told_stuck.get(name, 0), proven
-        fields = self._fields(step, producer, channels)
-        if level == before:
-            if proven <= told:
-                return
-            fields["rule"] = "more_channels"
-        yield "channels_cleared" if level == "none" else "channels", fields
-
-    def _fields(self, step: int, producer: Producer, channels: Channels) -> dict[str, Any]:
-        limit = self._facts.config.list_limit
-        return {
-            "step": step,
-            "severity": "info" if channels.level == "none" else "warning",
-            "layer": producer.name,
-            "batchnorm": producer.batchnorm_name,
-            "channels": channels.total,
-            "level": channels.level,
-            "n_certified": len(channels.certified),
-            "n_flat": len(channels.flat),
-            "n_observed": len(channels.silent),
-            "n_decayed": len(channels.decayed),
-            "certified": channels.certified[:limit],
-            "flat": channels.flat[:limit],
-            "observed": channels.silent[:limit],
-        }
 
     # --- repair -----------------------------------------------------------------------------------
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
 
-from cirron_otel.monitor.hooking import Hook, Hooks, in_backward
-from cirron_otel.monitor.modules import is_optimizer
+from cirron_otel.monitor.checks.channels import classify
+from cirron_otel.monitor.hooking import Hook, Hooks, makes_graph
+from cirron_otel.monitor.modules import is_optimizer, version_of
+from cirron_otel.monitor.observing import Rows, row_max
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
@@ -31,7 +32,14 @@ if TYPE_CHECKING:
 #: Called with a layer that lost its certificate, which channels (None: all), and why.
 Violated = Callable[[str, "torch.Tensor | None", str], object]
 
+#: A parameter that an optimizer holds, and the group it is in.
+_Held = tuple[torch.Tensor, dict[str, Any]]
+
 WRITTEN = "something else than an optimizer wrote to its weights"
+#: Of a parameter group, what decides how it moves a parameter without a gradient.
+_SETTINGS = (
+    "lr", "weight_decay", "momentum", "dampening", "nesterov", "decoupled_weight_decay", "eps",
+)  # fmt: skip
 
 
 class _Watched:
@@ -43,7 +51,7 @@ class _Watched:
         self.channels = channels
         self.tensors = list(producer.tensors().values())
         self.ids = {id(tensor) for tensor in self.tensors}
-        self.versions = versions(self.tensors)
+        self.versions = _versions(self.tensors)
         self.settings: dict[int, object] = {}
         self.runs = self.batchnorm_runs = 0
         #: Forward passes of the model before those that count for the next step.
@@ -83,7 +91,7 @@ class Guardian:
         watched = self._layers.get(layer)
         if watched is None:
             return False
-        return watched.written or watched.versions != versions(watched.tensors)
+        return watched.written or watched.versions != _versions(watched.tensors)
 
     def watch(self, producer: Producer, channels: torch.Tensor) -> None:
         """Watch a layer from now on, of which these channels are certified; none ends it."""
@@ -97,7 +105,7 @@ class Guardian:
             self._install()
             return
         known.channels = channels
-        known.versions, known.written = versions(known.tensors), False
+        known.versions, known.written = _versions(known.tensors), False
 
     @property
     def inside(self) -> bool:
@@ -138,11 +146,11 @@ class Guardian:
     # --- forward passes ---------------------------------------------------------------------------
 
     def _pass_begins(self, _module: nn.Module, _args: object) -> None:
-        self._passes += _counts()
+        self._passes += makes_graph()
 
     def _ran(self, watched: _Watched) -> Any:  # noqa: ANN401 - a hook
         def see(_module: nn.Module, _args: object, _output: object) -> None:
-            watched.runs += _counts()
+            watched.runs += makes_graph()
 
         return see
 
@@ -151,7 +159,7 @@ class Guardian:
             watched.through_evaluation = True
 
         def see(module: nn.Module, _args: object, output: object) -> None:
-            watched.batchnorm_runs += _counts()
+            watched.batchnorm_runs += makes_graph()
             if not module.training and isinstance(output, torch.Tensor) and output.requires_grad:
                 # Only a pass that is learned from counts, and a backward pass tells.
                 output.register_hook(Hook(flows, self._guard))  # type: ignore[no-untyped-call]
@@ -160,28 +168,21 @@ class Guardian:
 
     # --- optimizer steps --------------------------------------------------------------------------
 
-    def _guarded(self, see: Callable[[Optimizer], object]) -> Callable[..., None]:
+    def _guarded(self, see: Callable[[Optimizer], object]) -> Hook:
         def hook(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            if is_dynamo_compiling():
-                return
             self._inside = True
             try:
                 see(optimizer)
-            except Exception as error:  # noqa: BLE001 - see _guard
-                self._guard.swallow("monitor.guardian", error)
             finally:
                 self._inside = False
 
-        return hook
+        return Hook(hook, self._guard, "monitor.guardian")
 
     def _stepping(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step: may it, and was everything as it has to be?"""
         if not is_optimizer(optimizer):
             return
-        for watched in list(self._layers.values()):
-            held = self._held(optimizer, watched)
-            if not held:
-                continue
+        for watched, held in self._held(optimizer):
             why = self._broken(optimizer, watched, held)
             watched.runs = watched.batchnorm_runs = 0
             watched.passes_before, watched.through_evaluation = self._passes, False
@@ -191,23 +192,25 @@ class Guardian:
                 self._look_at_values(watched)
 
     def _stepped(self, optimizer: Optimizer) -> None:
-        for watched in self._layers.values():
-            if self._held(optimizer, watched):
-                watched.versions = versions(watched.tensors)
+        for watched, _ in self._held(optimizer):
+            watched.versions = _versions(watched.tensors)
 
-    @staticmethod
-    def _held(optimizer: Optimizer, watched: _Watched) -> list[tuple[torch.Tensor, dict[str, Any]]]:
-        return [
+    def _held(self, optimizer: Optimizer) -> list[tuple[_Watched, list[_Held]]]:
+        """The layers an optimizer moves, with what it holds of each: one pass over its groups."""
+        every = {one for watched in self._layers.values() for one in watched.ids}
+        held = [
             (parameter, group)
             for group in optimizer.param_groups
             for parameter in group["params"]
-            if id(parameter) in watched.ids
+            if id(parameter) in every
         ]
+        found = [
+            (watched, [one for one in held if id(one[0]) in watched.ids])
+            for watched in self._layers.values()
+        ]
+        return [one for one in found if one[1]]
 
-    def _broken(
-        self, optimizer: Optimizer, watched: _Watched,
-        held: list[tuple[torch.Tensor, dict[str, Any]]],
-    ) -> str | None:  # fmt: skip
+    def _broken(self, optimizer: Optimizer, watched: _Watched, held: list[_Held]) -> str | None:
         producer = watched.producer
         if watched.through_evaluation:
             return f"a gradient went through {producer.batchnorm_name!r} in evaluation mode"
@@ -267,7 +270,7 @@ class Guardian:
 
     @staticmethod
     def _was_written_now(watched: _Watched) -> bool:
-        now = versions(watched.tensors)
+        now = _versions(watched.tensors)
         if now == watched.versions:
             return False
         watched.versions, watched.written = now, True
@@ -277,38 +280,26 @@ class Guardian:
         """Whether a foreign write left the channels dead; on a device a check will say."""
         if any(tensor.device.type != "cpu" for tensor in watched.tensors):
             return
-        alive = watched.channels & ~is_dead(watched.producer, watched.channels)
+        alive = _alive(watched.producer, watched.channels)
         watched.written = False
         if bool(alive.any()):
             self._violated(watched.producer.name, alive, WRITTEN)
 
 
-#: Of a parameter group, what decides how it moves a parameter without a gradient.
-_SETTINGS = (
-    "lr", "weight_decay", "momentum", "dampening", "nesterov", "decoupled_weight_decay", "eps",
-)  # fmt: skip
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
+    return [version_of(tensor) for tensor in tensors]
 
 
-def _counts() -> bool:
-    return torch.is_grad_enabled() and not in_backward()
-
-
-def versions(tensors: list[torch.Tensor]) -> list[int]:
-    """How often each tensor has been changed in place."""
-    return [tensor._version for tensor in tensors]  # noqa: SLF001 - torch has no other name for it
-
-
-def is_dead(producer: Producer, channels: torch.Tensor) -> torch.Tensor:
-    """For the channels of a mask whether filter or scale is zero and the shift at most zero."""
+def _alive(producer: Producer, channels: torch.Tensor) -> torch.Tensor:
+    """The channels of a mask that are no longer those of a certificate, as a mask."""
     some = channels.nonzero().flatten()
-    filters = (producer.weight.detach()[some] == 0).flatten(1).all(1)
-    if producer.batchnorm is not None and producer.bias is not None:
-        filters &= producer.bias.detach()[some] == 0
-    zero = filters
-    if producer.gamma is not None:
-        zero = zero | (producer.gamma.detach()[some] == 0)
-    if producer.shift is not None:
-        zero = zero & (producer.shift.detach()[some] <= 0)
-    found = torch.zeros_like(channels)
-    found[some] = zero
-    return found
+    rows = Rows(
+        row_max(producer.weight.detach()[some]),
+        *(
+            None if vector is None else vector.detach()[some]
+            for vector in (producer.bias, producer.gamma, producer.beta)
+        ),
+    )
+    alive = torch.zeros_like(channels)
+    alive[some] = ~classify(rows, has_relu=False, tolerance=0.0).candidate
+    return alive

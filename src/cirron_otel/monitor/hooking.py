@@ -24,22 +24,27 @@ See = Callable[..., object]
 
 
 class Hook:
-    """A hook that calls ``see`` and swallows what that raises; its copies do nothing."""
+    """A hook that calls ``see`` and swallows what that raises; its copies do nothing.
 
-    __slots__ = ("_guard", "_see")
+    ``where`` is the name under which the guard counts what was swallowed.
+    """
 
-    def __init__(self, see: See, guard: Guard) -> None:
+    __slots__ = ("_guard", "_see", "_where")
+
+    def __init__(self, see: See, guard: Guard, where: str = "monitor.hook") -> None:
         self._see = see
         self._guard = guard
+        self._where = where
 
     def __call__(self, *args: Any) -> None:
         """What torch calls. Returns None: nothing is changed."""
-        if is_dynamo_compiling():
+        # What it does would become part of the graph.
+        if is_dynamo_compiling() or torch._C._is_tracing():  # noqa: SLF001 - torch.jit.is_tracing
             return
         try:
             self._see(*args)
         except Exception as error:  # noqa: BLE001 - see _guard
-            self._guard.swallow("monitor.hook", error)
+            self._guard.swallow(self._where, error)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A callable of the standard library that takes anything and gives None."""
@@ -77,13 +82,15 @@ def learns(module: nn.Module) -> bool:
 
     One that activation checkpointing makes again during the backward pass is none.
     """
-    return module.training and torch.is_grad_enabled() and not in_backward()
+    return module.training and makes_graph()
 
 
-def in_backward() -> bool:
-    """Whether this thread is in a backward pass."""
+def makes_graph() -> bool:
+    """Whether what runs now on this thread is a forward pass that gradients will come through."""
+    if not torch.is_grad_enabled():
+        return False
     ask = getattr(torch._C, "_current_graph_task_id", None)  # noqa: SLF001 - as torch's own checkpoint
-    return ask is not None and ask() != -1
+    return ask is None or ask() == -1  # not in a backward pass
 
 
 def tensors_in(found: object, depth: int = 4, width: int = 64) -> Iterable[torch.Tensor]:

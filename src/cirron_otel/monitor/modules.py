@@ -187,6 +187,11 @@ def describe_optimizer(optimizer: object) -> dict[str, object] | None:
     return found
 
 
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version  # noqa: SLF001 - torch has no other name for it
+
+
 def count_elements(parameters: Iterable[torch.Tensor]) -> int:
     """How many numbers they hold in all."""
     return sum(p.numel() for p in parameters)

@@ -83,6 +83,15 @@ class Owners:
             if any(one is parameter for one in group["params"])
         ]
 
+    def held(self) -> set[int]:
+        """The ids of all parameters that any of them holds."""
+        return {
+            id(parameter)
+            for optimizer in self._alive()
+            for group in getattr(optimizer, "param_groups", ())
+            for parameter in group["params"]
+        }
+
     def _alive(self) -> Iterator[Optimizer]:
         for reference in self._known:
             optimizer = reference()

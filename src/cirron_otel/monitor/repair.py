@@ -67,18 +67,11 @@ def repair(
     state = [_save(one, rows) for one in _states(producer.tensors().values(), owners)]
     for one, _ in state:
         _put(one, rows, 0.0)
-    delta = _norm(weight[rows].float() - model[0][1].float())
-    shifts = [_norm(t.detach()[rows].float() - old.float()) for t, old in model[1:]]
     fields = {
         "method": METHOD,
         "optimizer_slices_reset": len(state),
-        "delta_norm": delta,
-        "weight_norm_before": before,
-        "weight_norm_after": _norm(weight),
-        "relative_change": delta / before if before > 0 else None,
+        **_measured(_distances(model, rows), before, _norm(weight)),
         "rng": f"generator on the CPU, from seed {seed}, step and layer",
-        # What the norms above leave out.
-        "other_delta_norm": math.hypot(*shifts),
     }
     return Repaired(producer, step, channels, model, state, fields)
 
@@ -89,19 +82,32 @@ def undo(done: Repaired) -> dict[str, Any]:
     weight = done.producer.weight.detach()
     rows = torch.tensor(done.channels, device=weight.device)
     before = _norm(weight)
-    delta = _norm(weight[rows].float() - done.model[0][1].float())
-    shifts = [_norm(t.detach()[rows].float() - old.float()) for t, old in done.model[1:]]
+    distances = _distances(done.model, rows)
     for tensor, old in (*done.model, *done.state):
         _put(tensor, rows, old)
     return {
         "method": f"the repair of step {done.step} was undone",
         "optimizer_slices_reset": len(done.state),
+        **_measured(distances, before, _norm(weight)),
+        "rng": "none: the values before the repair",
+    }
+
+
+def _distances(saved: list[_Slice], rows: torch.Tensor) -> list[float]:
+    """How far each tensor's rows are from what was saved of them; the weight comes first."""
+    return [_norm(tensor.detach()[rows].float() - old.float()) for tensor, old in saved]
+
+
+def _measured(distances: list[float], before: float, after: float) -> dict[str, Any]:
+    """The fields of an event about how much was changed, from norms of the weight."""
+    delta, *others = distances
+    return {
         "delta_norm": delta,
         "weight_norm_before": before,
-        "weight_norm_after": _norm(weight),
+        "weight_norm_after": after,
         "relative_change": delta / before if before > 0 else None,
-        "rng": "none: the values before the repair",
-        "other_delta_norm": math.hypot(*shifts),
+        # What the norms above leave out.
+        "other_delta_norm": math.hypot(*others),
     }
 
 

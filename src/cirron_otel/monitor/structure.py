@@ -17,9 +17,9 @@ import torch
 from torch import nn
 
 from cirron_otel._guard import Guard
-from cirron_otel.monitor.activity import channel_peaks
+from cirron_otel.monitor.activity import channel_peaks, keep_largest
 from cirron_otel.monitor.hooking import Hooks, learns, tensors_in
-from cirron_otel.monitor.modules import BATCHNORMS, PRODUCERS, RELUS
+from cirron_otel.monitor.modules import BATCHNORMS, PRODUCERS, RELUS, version_of
 
 #: Nodes of a ReLU that is called as a function.
 _RELU_NODES = frozenset({"ReluBackward0"})
@@ -126,18 +126,19 @@ class Discovery:
         def see(module: nn.Module, _args: object, output: object) -> None:
             if learns(module) and isinstance(output, torch.Tensor):
                 self._runs[name] += 1
-                self._outs[id(output)] = _Out(weakref.ref(output), _version(output), name)
+                self._outs[id(output)] = _Out(weakref.ref(output), version_of(output), name)
                 self._nodes[name] = output.grad_fn
-                peak, before = channel_peaks(module, output.detach()), self.peaks.get(name)
-                self.peaks[name] = peak if before is None else torch.maximum(before, peak)
+                keep_largest(self.peaks, name, channel_peaks(module, output.detach()))
 
         return see
 
     def _source(self, args: Any) -> str | None:  # noqa: ANN401 - a hook's arguments
         """The layer whose output a module was given, unchanged."""
         given = args[0] if args else None
+        if not isinstance(given, torch.Tensor):
+            return None
         out = self._outs.get(id(given))
-        if out is None or out.tensor() is not given or out.version != _version(given):
+        if out is None or out.version != version_of(given) or out.tensor() is not given:
             return None
         return out.name
 
@@ -257,12 +258,6 @@ class Discovery:
         return None
 
 
-def _version(tensor: Any) -> int:  # noqa: ANN401 - a tensor
-    """How often a tensor was changed in place."""
-    version: int = tensor._version  # noqa: SLF001 - torch has no other name for it
-    return version
-
-
 _RETURNED = object()
 
 
@@ -303,17 +298,14 @@ def _users(node: Any, consumers: Mapping[Any, list[Any]]) -> Iterator[Any]:  # n
 
 def _sole_consumer(node: Any, consumers: Mapping[Any, list[Any]]) -> tuple[Any, str | None]:  # noqa: ANN401 - autograd's nodes
     """The one node that uses a result, or why there is no such one."""
-    while True:
-        users = consumers.get(node)
-        if users is None:
-            return None, "is not part of the graph of the loss"
-        if _RETURNED in users:
-            return None, "is returned from the model"
-        if len(users) != 1:
-            return None, f"is used {len(users)} times"
-        if users[0].name() not in _CASTS:
-            return users[0], None
-        node = users[0]
+    if node not in consumers:
+        return None, "is not part of the graph of the loss"
+    users = list(_users(node, consumers))
+    if _RETURNED in users:
+        return None, "is returned from the model"
+    if len(users) != 1:
+        return None, f"is used {len(users)} times"
+    return users[0], None
 
 
 def _channels(module: nn.Module) -> int:

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from cirron_otel._guard import Guard
 from cirron_otel.findings import Finding
 from cirron_otel.monitor.config import MonitorConfig
+from cirron_otel.monitor.hooking import Hook
 from cirron_otel.monitor.modules import Layer, is_optimizer
 from cirron_otel.monitor.owners import Owners
 
@@ -70,16 +70,12 @@ class Updates:
                 continue
             self._waiting[layer.name] = _Sample(weight, _some_rows(weight).clone())
         if self._remove is None:
-            self._remove = register_optimizer_step_post_hook(self._stepped).remove
+            hook = Hook(self._stepped, self._guard, "monitor.updates")
+            self._remove = register_optimizer_step_post_hook(hook).remove
 
     def _stepped(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        if not self._waiting or is_dynamo_compiling():
-            return
-        try:
-            if is_optimizer(optimizer):
-                self._compare(optimizer)
-        except Exception as error:  # noqa: BLE001 - see _guard
-            self._guard.swallow("monitor.updates", error)
+        if self._waiting and is_optimizer(optimizer):
+            self._compare(optimizer)
 
     @torch.no_grad()
     def _compare(self, optimizer: Optimizer) -> None:
@@ -143,22 +139,26 @@ class Updates:
         if self._told_unowned or self._checks != self._config.patience:
             return
         self._told_unowned = True
-        unowned = [layer.name for layer in layers if self._is_unowned(layer)]
-        if not unowned:
+        if not self._unowned(layers):
             return
         self._owners.search()
-        for layer in layers:
-            if layer.name in unowned and self._is_unowned(layer):
-                yield Finding(
-                    "not_in_optimizer", "warning",
-                    f"layer {layer.name!r} has a gradient, but its weights are in no optimizer: it "
-                    "does not learn",
-                    layer.name, step,
-                )  # fmt: skip
+        for layer in self._unowned(layers):
+            yield Finding(
+                "not_in_optimizer", "warning",
+                f"layer {layer.name!r} has a gradient, but its weights are in no optimizer: it "
+                "does not learn",
+                layer.name, step,
+            )  # fmt: skip
 
-    def _is_unowned(self, layer: Layer) -> bool:
-        learning = [p for p in layer.parameters.values() if p.grad is not None and p.requires_grad]
-        return bool(learning) and not any(self._owners.of(parameter) for parameter in learning)
+    def _unowned(self, layers: Iterable[Layer]) -> list[Layer]:
+        """The layers with a gradient of which no known optimizer holds anything that has one."""
+        held = self._owners.held()
+        found: list[Layer] = []
+        for layer in layers:
+            own = [p for p in layer.parameters.values() if p.grad is not None and p.requires_grad]
+            if own and held.isdisjoint(map(id, own)):
+                found.append(layer)
+        return found
 
 
 def _some_rows(weight: torch.Tensor) -> torch.Tensor:

@@ -102,10 +102,11 @@ def classify(rows: Rows, *, has_relu: bool, tolerance: float) -> Classes:
 
 
 def channels_of(
-    total: int, classes: Classes | None, certified: torch.Tensor, quiet: torch.Tensor | None
-) -> Channels:
+    total: int, classes: Classes | None, certified: torch.Tensor | None,
+    quiet: torch.Tensor | None,
+) -> Channels:  # fmt: skip
     """The channels by class; a candidate without a certificate counts as constant."""
-    if classes is None:
+    if classes is None or certified is None:
         return Channels(total, [], [], [] if quiet is None else indices(quiet), [])
     flat = (classes.constant | classes.candidate) & ~certified
     known = flat | certified | classes.decayed
