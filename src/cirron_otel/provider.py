@@ -131,7 +131,8 @@ class OwnSpans:
         self.provider = known if isinstance(known, ScopeTracerProvider) else ScopeTracerProvider()
         self.provider.follow(rec, self)
         self._sampler = sampler_from_environment()
-        #: Whether every new trace is kept, so that the sampler need not be asked.
+        #: Whether every new trace is kept, and what goes on with a sampled one, so that the sampler
+        #: need not be asked.
         self.keeps_all = self._sampler.get_description().startswith(
             ("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,")
         )
@@ -160,6 +161,10 @@ class OwnSpans:
 
     def decide(self, context: Context | None, trace_id: int, span: ScopeSpan) -> bool:
         """The sampler's decision for a span that somebody else's span, or none, is above."""
+        if self.keeps_all:
+            parent = otel_trace.get_current_span(context).get_span_context()
+            if parent.trace_flags.sampled or not parent.is_valid:
+                return True
         extra = span.extra or Extra()
         return self._decided(
             context, trace_id, span.name, extra.kind, attributes(span.attrs)[0], extra.links

@@ -332,8 +332,12 @@ class BaseScope(ScopeCore):
         return otel_trace.set_span_in_context(root._span(), context)  # noqa: SLF001
 
     def _under_foreign(
-        self, current: otel_trace.Span, between: SpanContext, context: Context
+        self,
+        current: otel_trace.Span,  # noqa: ARG002 - as in ScopeSpan
+        between: SpanContext,
+        context: Context,
     ) -> Context:
+        """Stand under a foreign span, ``current`` in ``context``; that is the one to start in."""
         self.trace = Trace(
             f"{between.trace_id:032x}", sampled=between.trace_flags.sampled, limit=float("inf")
         )
@@ -344,7 +348,7 @@ class BaseScope(ScopeCore):
         )
         self.extra = self.extra or Extra()
         self.extra.otel_parent = between
-        return otel_trace.set_span_in_context(current, context)
+        return context
 
     # --- closing -----------------------------------------------------------------------------
 

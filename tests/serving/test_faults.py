@@ -14,29 +14,19 @@ from types import CoroutineType
 from typing import Any
 
 import pytest
+from opentelemetry import propagate
+from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import TextMapPropagator, default_getter
+from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, set_span_in_context
 
 import cirron_otel as ci
+from asking import recorded, status_of
 from cirron_otel import semconv
-from cirron_otel.batch import SpanRecord
 from cirron_otel.errors import ConfigurationError
 from cirron_otel.serving.requests import open_request
-from helpers import Rows, RunProgram, read_spool, tree_text
+from helpers import RunProgram, tree_text
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-
-
-def recorded() -> Rows:
-    """What was recorded, all of it; nothing is open."""
-    assert ci.health()["open_scopes"] <= 1
-    assert ci.shutdown()
-    return read_spool()
-
-
-def status_of(row: SpanRecord) -> tuple[Any, Any]:
-    """A span's status and its error: its type, or the exception it names."""
-    assert row.otel
-    said = row.attrs.get(semconv.ERROR_TYPE, row.attrs.get(semconv.ERROR))
-    return row.otel.status or None, said
 
 
 # --- headers and ids ------------------------------------------------------------------------------
@@ -67,10 +57,10 @@ ODD_HEADERS: list[Any] = [
 ]  # fmt: skip
 
 
-def test_headers_may_hold_anything() -> None:
+def test_headers_may_hold_anything(caplog: pytest.LogCaptureFixture) -> None:
     """No header, however long or broken, costs more than its own meaning; ids are bounded."""
     ci.profile(frameworks=[])
-    logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+    caplog.set_level(logging.CRITICAL, "opentelemetry")
     for headers in ODD_HEADERS:
         with ci.request(headers=headers) as request:
             assert 0 < len(request.request_id) <= 256
@@ -111,6 +101,77 @@ def test_a_tracestate_in_several_headers_is_one() -> None:
     assert request.otel
     assert request.otel.trace_state == "a=1,b=2"
     assert status_of(request) == (None, None)  # a file that the server sends is a whole answer
+
+
+class OwnNames(TextMapPropagator):
+    """Writes its header in letters of its own, and reads a former one too, as those of B3 do."""
+
+    fields = {"X-Trace-Here"}  # noqa: RUF012 - as a propagator's
+
+    def extract(
+        self, carrier: Any, context: Context | None = None, getter: Any = default_getter
+    ) -> Context:
+        """As a propagator's."""
+        for name in ("X-Trace-Here", "X-Former-Trace"):
+            for found in getter.get(carrier, name) or ():
+                span = SpanContext(int(found, 16), 5, is_remote=True, trace_flags=TraceFlags(1))
+                return set_span_in_context(NonRecordingSpan(span), context)
+        return context or Context()
+
+    def inject(self, carrier: Any, context: Any = None, setter: Any = None) -> None:
+        """As a propagator's; nothing is sent here."""
+
+
+class Raises(OwnNames):
+    """One that cannot read anything."""
+
+    def extract(self, *_: Any, **__: Any) -> Context:
+        """As a propagator's."""
+        raise ValueError("no")
+
+
+@pytest.fixture
+def propagator(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A propagator of the application's own, for the time of a test."""
+    known = propagate.get_global_textmap()
+    propagate.set_global_textmap(request.param())
+    yield
+    ci.shutdown()
+    propagate.set_global_textmap(known)
+
+
+@pytest.mark.parametrize("propagator", [OwnNames], indirect=True)
+@pytest.mark.usefixtures("propagator")
+def test_the_caller_is_found_by_whatever_a_propagator_reads() -> None:
+    """In any letters, and by a header that it reads and never writes; a middleware's, too."""
+    ci.profile(frameworks=[])
+    trace_id = CALLER.split("-")[1]
+    headers: list[Any] = [
+        {"x-trace-here": trace_id}, [(b"x-trace-here", trace_id.encode())],
+        {"X-Former-Trace": trace_id}, [(b"x-former-trace", trace_id.encode())],
+    ]  # fmt: skip
+    for one in headers:
+        with ci.request(headers=one):
+            pass
+        opened = open_request(headers=one)
+        assert opened is not None
+        opened.finish()
+    rows = recorded().named("request")
+    assert [row.otel and row.otel.parent_span_id for row in rows] == [f"{5:016x}"] * 8
+    assert {row.otel and f"{row.otel.trace_id}{row.id[16:]}" for row in rows} == {trace_id}
+
+
+@pytest.mark.parametrize("propagator", [Raises], indirect=True)
+@pytest.mark.usefixtures("propagator")
+def test_a_propagator_that_raises_costs_the_caller_only() -> None:
+    """The service goes on; the request begins a trace of its own."""
+    ci.profile(frameworks=[])
+    with ci.request(headers={"x-trace-here": "1", "x-request-id": "a"}):
+        pass
+    opened = open_request(headers=[(b"x-trace-here", b"1")])
+    assert opened is not None
+    opened.finish()
+    assert [row.otel and row.otel.kind for row in recorded().named("request")] == ["server"] * 2
 
 
 # --- functions that the user gives ----------------------------------------------------------------

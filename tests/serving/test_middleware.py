@@ -28,6 +28,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from starlette.requests import Request  # noqa: TC002 - FastAPI reads the annotation
 from starlette.responses import FileResponse, JSONResponse
 
+import asking
 import cirron_otel as ci
 from cirron_otel import semconv
 from cirron_otel.batch import SpanRecord
@@ -128,18 +129,9 @@ def _add_answers(app: FastAPI) -> None:
 
 @pytest.fixture
 def ask() -> Iterator[Callable[..., httpx.Response]]:
-    """Asks a service in this process; its exceptions become answers of 500, as with a server."""
-
-    def call(app: Any, path: str, method: str = "GET", **more: Any) -> httpx.Response:
-        async def run() -> httpx.Response:
-            transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-            async with httpx.AsyncClient(transport=transport, base_url="http://here") as client:
-                return await client.request(method, path, **more)
-
-        return asyncio.run(run())
-
+    """Asks a service in this process, which records."""
     ci.profile(frameworks=[])
-    yield call
+    yield asking.ask
     ci.shutdown()
 
 

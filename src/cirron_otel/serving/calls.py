@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
 
-from cirron_otel import recorder, semconv
+from cirron_otel import recorder
 from cirron_otel.context import SCOPE_KEY, get_current
 from cirron_otel.scope_core import OPEN
 from cirron_otel.scopes import _in_child
@@ -129,26 +129,14 @@ class Call:
     def _open(
         self, rec: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any], *, attach: bool
     ) -> Any:  # noqa: ANN401 - as above
-        maker = rec.requests
-        if maker is None:
-            maker = requests_of(rec)
+        maker = requests_of(rec)
         if maker is not self._maker:
             self._made = {**maker.given, **self._attrs}
             self._maker = maker
         caller = NOBODY
         if self.headers is not None or self.request_id is not None:
             caller = self._caller(rec, args, kwargs)
-        ids = rec.mark_ids
-        scope = maker.scope_class(
-            rec, self.name, None,
-            {
-                **self._made,
-                semconv.REQUEST_ID:
-                    caller.request_id or (ids.pop() if ids else rec.next_mark_id()),
-            },
-        )  # fmt: skip
-        if caller.span is not None:
-            scope._caller = caller.span  # noqa: SLF001 - it is made here
+        scope = maker.new(self.name, self._made, caller)
         if attach:
             scope.__enter__()
         else:

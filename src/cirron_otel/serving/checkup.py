@@ -75,7 +75,8 @@ def check_versions() -> Iterator[Found]:
 def _check_instrumentations() -> Iterator[Found]:
     base = _version(_INSTRUMENTATION)
     for server in _SERVERS:
-        if _version(server) is None:
+        installed = _version(server)
+        if installed is None:
             continue
         name = f"{_INSTRUMENTATION}-{server.removesuffix('io')}"
         found = _version(name)
@@ -88,7 +89,7 @@ def _check_instrumentations() -> Iterator[Found]:
                 f"pip install -U {_INSTRUMENTATION} {name}",
             )
         else:
-            yield Found("ok", f"{server} {_version(server)}, {name} {found}")
+            yield Found("ok", f"{server} {installed}, {name} {found}")
 
 
 def _version(name: str) -> str | None:

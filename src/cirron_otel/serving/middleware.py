@@ -13,7 +13,7 @@ from cirron_otel import semconv
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.serving.exchange import Exchange
 from cirron_otel.serving.options import Options
-from cirron_otel.serving.places import text_of_header
+from cirron_otel.serving.places import header_of, text_of_header
 from cirron_otel.serving.requests import open_request
 
 if TYPE_CHECKING:
@@ -159,7 +159,4 @@ class _Exchange(Exchange):
 
 
 def _content_type(scope: _Message) -> str:
-    for name, value in scope.get("headers") or ():
-        if text_of_header(name).lower() == "content-type":
-            return text_of_header(value)
-    return ""
+    return text_of_header(header_of(scope.get("headers") or (), "content-type") or "")

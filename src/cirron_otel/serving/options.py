@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cirron_otel import semconv
 from cirron_otel.errors import ConfigurationError
 from cirron_otel.serving import gen_ai
-from cirron_otel.serving.places import text_of_header
+from cirron_otel.serving.places import header_of, text_of_header
 from cirron_otel.serving.redaction import Content, Redact
 
 if TYPE_CHECKING:
@@ -84,13 +84,8 @@ class Options:
         tenant = self.tenant
         if tenant is None:
             return
-        found: object = None
         try:
-            if isinstance(tenant, str):
-                wanted = (v for name, v in headers if text_of_header(name).lower() == tenant)
-                found = next(wanted, None)
-            else:
-                found = tenant(asked)
+            found = header_of(headers, tenant) if isinstance(tenant, str) else tenant(asked)
             if found is not None and found not in {"", b""}:
                 request.clean = None
                 said = text_of_header(found)[:_MAX_TENANT]

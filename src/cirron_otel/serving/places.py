@@ -15,6 +15,7 @@ from msgspec import UNSET
 from opentelemetry import propagate
 from opentelemetry import trace as otel_trace
 from opentelemetry.context import Context
+from opentelemetry.propagators.textmap import Getter
 from opentelemetry.trace import Link, NonRecordingSpan, SpanKind, TraceFlags
 
 from cirron_otel.batch import SpanOtel
@@ -52,13 +53,64 @@ class Caller(NamedTuple):
 NOBODY = Caller()
 
 
+class _ByName(Getter[Mapping[str, object]]):
+    """Finds a header by its name in small letters, in whatever letters a propagator writes it."""
+
+    def get(self, carrier: Mapping[str, object], key: str) -> list[str] | None:
+        """The text of one header."""
+        found = carrier.get(key.lower())
+        return None if found is None else [text_of_header(found)]
+
+    def keys(self, carrier: Mapping[str, object]) -> list[str]:
+        """The names of all headers."""
+        return list(carrier)
+
+
+_BY_NAME = _ByName()
+
+
+class _Asked(Getter[Mapping[str, object]]):
+    """Has no header, and keeps the names that a propagator asks it for."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+
+    def get(self, carrier: Mapping[str, object], key: str) -> None:  # noqa: ARG002 - as in Getter
+        """Nothing."""
+        self.names.add(key)
+
+    def keys(self, carrier: Mapping[str, object]) -> list[str]:
+        """The names of all headers."""
+        return list(carrier)
+
+
+def names_that_tell(rec: Recorder) -> frozenset[str | bytes]:
+    """The headers by which the application's propagator may know a trace. Never raises.
+
+    In small letters, as text and as bytes. What it writes is not all that it reads: those of B3
+    read either of its forms.
+    """
+    asked = _Asked()
+    try:
+        propagator = propagate.get_global_textmap()
+        asked.names.update(propagator.fields)
+        propagator.extract({}, Context(), asked)
+    except Exception as error:  # noqa: BLE001 - a foreign propagator may raise anything
+        rec.guard.repeat_warning("request.propagator", f"the propagator raised {error!r}")
+    names = {name.lower() for name in asked.names}
+    return frozenset({*names, *(name.encode("latin-1", "replace") for name in names)})
+
+
 def read_caller(headers: Headers) -> Caller:
     """The caller of a request; whatever its headers hold, this raises only what they raise."""
-    known: dict[str, str] = {}
+    known: dict[str, object] = {}
     for name, value in headers.items() if isinstance(headers, Mapping) else headers:
-        key, text = text_of_header(name).lower(), text_of_header(value)
-        known[key] = f"{known[key]},{text}" if key in _IN_PARTS and key in known else text
-    context = propagate.extract(known, Context())
+        key = text_of_header(name).lower()
+        if key in _IN_PARTS and key in known:
+            known[key] = f"{text_of_header(known[key])},{text_of_header(value)}"
+        else:
+            known[key] = value
+    context = propagate.extract(known, Context(), _BY_NAME)
     found = otel_trace.get_current_span(context).get_span_context()
     given = request_id_of(known.get(REQUEST_ID_HEADER))
     return Caller(given, found if found.is_valid else None)
@@ -67,6 +119,11 @@ def read_caller(headers: Headers) -> Caller:
 def request_id_of(value: object) -> str | None:
     """A request's id as it is kept; None where there is none. Raises what the value's text does."""
     return None if value is None else text_of_header(value).strip()[:MAX_REQUEST_ID] or None
+
+
+def header_of(headers: Iterable[tuple[Any, Any]], name: str) -> Any:  # noqa: ANN401 - text or bytes
+    """The first header of a name in small letters, as the server has it; None: there is none."""
+    return next((value for key, value in headers if text_of_header(key).lower() == name), None)
 
 
 def text_of_header(value: object) -> str:

@@ -216,9 +216,7 @@ class RequestSpan(RequestMethods, Scope):
 
     __slots__ = ()
 
-    def __enter__(self) -> Self:
-        """Open the request; it becomes current."""
-        return BaseScope.__enter__(self)
+    __enter__ = BaseScope.__enter__
 
     def __exit__(
         self,
@@ -269,9 +267,7 @@ class JoinedRequest(RequestMethods, Joined):
 
     __slots__ = ()
 
-    def __enter__(self) -> Self:
-        """Open the request; it becomes current."""
-        return BaseScope.__enter__(self)
+    __enter__ = BaseScope.__enter__
 
     def __exit__(
         self,

@@ -12,8 +12,6 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from opentelemetry import propagate
-
 from cirron_otel import recorder, semconv
 from cirron_otel.context import SCOPE_KEY, get_current
 from cirron_otel.provider import OwnSpans
@@ -26,6 +24,7 @@ from cirron_otel.serving.places import (
     Alone,
     Caller,
     Headers,
+    names_that_tell,
     read_caller,
     request_id_of,
 )
@@ -49,9 +48,8 @@ class Requests:
 
     def __init__(self, rec: Recorder) -> None:
         self.alone = Alone(rec)
-        self.scope_class: type[Any] = (
-            RequestSpan if isinstance(rec.spans, OwnSpans) else JoinedRequest
-        )
+        self._own = isinstance(rec.spans, OwnSpans)
+        self.scope_class: type[Any] = RequestSpan if self._own else JoinedRequest
         settings = rec.settings
         known = {
             semconv.DEPLOYMENT_ID: settings.deployment_id,
@@ -60,10 +58,8 @@ class Requests:
         #: What every request bears.
         self.given = {key: value for key, value in known.items() if value is not None}
         self._rec = rec
-        self._own = isinstance(rec.spans, OwnSpans)
-        names = propagate.get_global_textmap().fields
-        #: Names of headers that may tell of a trace, as text and as bytes.
-        self.fields = frozenset({*names, *(name.encode("latin-1", "replace") for name in names)})
+        #: Names of headers that may tell of a trace, in small letters, as text and as bytes.
+        self.fields = names_that_tell(rec)
 
     def begin(self, name: str, attrs: dict[str, Any], *, attach: bool = True) -> RequestSpan | None:
         """A request as most are, open: nobody began a trace for it, and nothing is current.
@@ -83,6 +79,17 @@ class Requests:
         scope = RequestSpan(rec, name, None, {**attrs, semconv.REQUEST_ID: trace_id})
         trace = self.alone.trace(trace_id)
         return scope if scope.open_in(session, trace, self.alone.otel(trace), attach) else None
+
+    def new(self, name: str, attrs: dict[str, Any], caller: Caller) -> RequestScope:
+        """A request that ``caller`` sent, not opened; ``attrs`` lacks the request's id."""
+        rec = self._rec
+        identity = caller.request_id or rec.next_mark_id()
+        scope: RequestScope = self.scope_class(
+            rec, name, None, {**attrs, semconv.REQUEST_ID: identity}
+        )
+        if caller.span is not None:
+            scope._caller = caller.span  # noqa: SLF001 - it is made here
+        return scope
 
 
 def requests_of(rec: Recorder) -> Requests:
@@ -124,19 +131,11 @@ def make(
     caller = NOBODY
     if headers is not None or request_id is not None:
         caller = _caller(rec, headers or (), request_id)
-    identity = caller.request_id
     if rec is None:
-        return IdleRequest(
-            name, None, {**attrs, semconv.REQUEST_ID: identity or os.urandom(16).hex()}
-        )
-    made = requests_of(rec)
-    scope: RequestSpan | JoinedRequest = made.scope_class(
-        rec, name, None,
-        {**made.given, **attrs, semconv.REQUEST_ID: identity or rec.next_mark_id()},
-    )  # fmt: skip
-    if caller.span is not None:
-        scope._caller = caller.span  # noqa: SLF001 - it is made here
-    return scope
+        identity = caller.request_id or os.urandom(16).hex()
+        return IdleRequest(name, None, {**attrs, semconv.REQUEST_ID: identity})
+    maker = requests_of(rec)
+    return maker.new(name, {**maker.given, **attrs}, caller)
 
 
 made_by(lambda name, attrs: make(name, None, None, attrs))
