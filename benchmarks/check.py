@@ -10,11 +10,7 @@ file.
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
-import statistics
-import struct
 import subprocess
 import sys
 import tempfile
@@ -22,10 +18,12 @@ import time
 from array import array
 from pathlib import Path
 
-from harness import Row
+from groups import measure_groups
+from harness import Bench, Row, SideError, median_of
 from snapshots import resnet50
 
-from run import machine, table
+from cirron_otel.weights import containers
+from cirron_otel.weights.containers import Part
 
 MUST, GOAL = 0.6, 0.3
 
@@ -33,46 +31,43 @@ MUST, GOAL = 0.6, 0.3
 def write(path: Path) -> None:
     """A safetensors file of ResNet-50's size, with BatchNorms of four tensors each."""
     values = array("f", [0.05 * math.sin(i) for i in range(1, 1 << 16)]).tobytes()
-    entries: dict[str, object] = {}
-    data = 0
+    parts: list[Part] = []
+
+    def add(name: str, shape: tuple[int, ...]) -> None:
+        size = 4 * math.prod(shape)
+        # Going on where the last one ended, so that no two are alike.
+        at = sum(part.size for part in parts) % len(values)
+        data = (values * (size // len(values) + 2))[at : at + size]
+        parts.append(Part(name, "F32", shape, size, lambda: (memoryview(data), data)))
+
     conv = ""
     vectors = 0
     for number, shape in enumerate(resnet50()):
-        # Vectors come in pairs behind their convolution, the scale first.
         if len(shape) > 1:
             conv, vectors = str(number), 0
-        part = "weight" if len(shape) > 1 else ("weight", "bias")[vectors % 2]
-        module = f"conv{conv}" if len(shape) > 1 else f"bn{conv}_{vectors // 2}"
-        vectors += len(shape) == 1
-        parts = (
-            [part, "running_mean", "running_var"] if len(shape) == 1 and part == "bias" else [part]
-        )
-        for one in parts:
-            size = 4 * math.prod(shape)
-            entries[f"{module}.{one}"] = {
-                "dtype": "F32", "shape": list(shape), "data_offsets": [data, data + size],
-            }  # fmt: skip
-            data += size
-    text = json.dumps(entries).encode()
-    with path.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for left in range(data, 0, -len(values)):
-            file.write(values[: min(left, len(values))])
+            add(f"conv{conv}.weight", shape)
+            continue
+        # Vectors come in pairs behind their convolution, the scale first.
+        bn = f"bn{conv}_{vectors // 2}"
+        for one in (("weight",), ("bias", "running_mean", "running_var"))[vectors % 2]:
+            add(f"{bn}.{one}", shape)
+        vectors += 1
+    containers.write(path, parts, {})
 
 
 def took(command: list[str]) -> float:
     """Seconds from starting a process to its end."""
     begin = time.perf_counter()
-    subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-    return time.perf_counter() - begin
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    seconds = time.perf_counter() - begin
+    if done.returncode != 0:
+        raise SideError(f"{command} failed: {done.stderr.strip().splitlines()[-1:]}")
+    return seconds
 
 
-def main() -> int:
-    """Measure, print the table."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--check", action="store_true")
-    options = parser.parse_args()
+def measure(bench: Bench) -> list[Row]:
+    """The whole command, beside what starts and what reads."""
+    rounds = bench.pick(20, 3)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "model.safetensors"
         write(path)
@@ -83,25 +78,25 @@ def main() -> int:
             "nothing": [sys.executable, "-c", "pass"],
             "reading": [sys.executable, "-c", read],
         }  # fmt: skip
-        seconds: dict[str, list[float]] = {name: [] for name in sides}
         for command in sides.values():  # into the caches
             took(command)
-        for _ in range(3 if options.quick else 20):
-            for name, command in sides.items():
-                seconds[name].append(took(command))
+        done = [
+            {name: {"s": took(command)} for name, command in sides.items()} for _ in range(rounds)
+        ]
         size = path.stat().st_size / (1 << 20)
-    median = {name: statistics.median(found) for name, found in seconds.items()}
-    row = Row(
-        f"check of a {size:.0f} MiB safetensors ResNet-50, whole command",
-        f"{median['ours']:.3f} s, best {min(seconds['ours']):.3f}",
-        f"python -c pass {median['nothing']:.3f} s, reading the file {median['reading']:.3f} s",
-        median["ours"], "s", MUST, GOAL,
-    )  # fmt: skip
-    about = machine()
-    print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}")
-    print(table([row]))
-    return int(options.check and row.verdict == "MISSED")
+    bench.say(f"  check: {rounds} rounds")
+    bench.raw["check"] = done
+    ours, nothing, reading = (median_of(done, name, "s") for name in sides)
+    best = min(one["ours"]["s"] for one in done)
+    return [
+        Row(
+            f"check of a {size:.0f} MiB safetensors ResNet-50, whole command",
+            f"{ours:.3f} s, best {best:.3f}",
+            f"python -c pass {nothing:.3f} s, reading the file {reading:.3f} s",
+            ours, "s", MUST, GOAL,
+        )
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(measure_groups(__doc__.partition("\n")[0], {"check": measure}))

@@ -73,6 +73,17 @@ def test_numpy_is_not_needed(tmp_path: Path) -> None:
     assert len(with_numpy.changed) == 2
 
 
+def test_complex_weights_are_the_same_in_either_kind_of_file(tmp_path: Path) -> None:
+    """A file of torch counts and compares them as safetensors does, conjugated lazily or not."""
+    state = {"w": torch.randn(2, 3, dtype=torch.complex64).conj()}
+    torch.save(state, tmp_path / "m.pt")
+    save_file({"w": state["w"].resolve_conj()}, tmp_path / "m.safetensors")
+    found = check(tmp_path / "m.pt", against=tmp_path / "m.safetensors")
+    assert found.diff is not None
+    assert found.diff.unchanged == ["w"]
+    assert (found.dtypes, found.parameters) == ({"complex64": 1}, 6)
+
+
 def test_channels_that_died_meanwhile(tmp_path: Path) -> None:
     """What was constant in the base already is not new."""
     old = changed(network(bias=[-0.1] * 8), "conv1.weight", dict.fromkeys(range(27), 0.0))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
 from click.testing import CliRunner
 
 import cirron_otel as ci
@@ -16,9 +18,6 @@ from cirron_otel.errors import CirronError
 from cirron_otel.weights import containers
 from cirron_otel.weights.tensors import dtype_name
 from helpers import Rows, read_spool
-
-if TYPE_CHECKING:
-    import torch
 
 
 def finished() -> Rows:
@@ -56,6 +55,13 @@ def part(name: str, tensor: torch.Tensor) -> containers.Part:
     made = containers.part_of(name, tensor, dtype_name(tensor))
     assert made is not None
     return made
+
+
+def quantised() -> torch.Tensor:
+    """A tensor of a kind that torch itself calls outdated."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
 
 
 def shown(*arguments: str, status: int = 0) -> str:

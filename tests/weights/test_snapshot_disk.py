@@ -35,12 +35,12 @@ def test_a_process_killed_while_it_writes_leaves_no_file(run_program: RunProgram
         ci.profile(snapshots="full", frameworks=[])
         ci.snapshot({"a": torch.ones(1000)})
         ci.flush()
-        whole = containers._of_torch
+        whole = containers.bytes_of
         def dies(tensor, size):
             if tensor[0] == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             return whole(tensor, size)
-        containers._of_torch = dies
+        containers.bytes_of = dies
         ci.snapshot({"a": torch.ones(1000), "b": torch.full((1000,), 2.0)})
         """,
         expect=-signal.SIGKILL,

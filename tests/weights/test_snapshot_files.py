@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import cirron_otel as ci
+from checkpoints_by_hand import packed
 from cirron_otel import semconv
 from cirron_otel.errors import SpoolFormatError
 from cirron_otel.weights import containers
@@ -22,7 +22,7 @@ from cirron_otel.weights.blobs import path_of, uri_of
 from cirron_otel.weights.tensors import dtype_name
 from frameworks.torch_programs import Program
 from helpers import RunProgram, read_spool
-from weights.snapshots_by_hand import files, part
+from weights.snapshots_by_hand import files, part, quantised
 
 DTYPES = [
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
@@ -123,13 +123,6 @@ def test_every_type_of_tensor(tmp_path: Path) -> None:
         assert ours.find("scalar.grad") == ours.find("scalar")
 
 
-def quantised() -> torch.Tensor:
-    """A tensor of a kind that torch itself calls outdated."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -190,13 +183,15 @@ def test_addresses_of_odd_directories(name: str, tmp_path: Path) -> None:
 
 def framed(table: str) -> bytes:
     """A file with this table, and eight bytes of values."""
-    return len(table.encode()).to_bytes(8, "little") + table.encode() + bytes(8)
+    return packed(table.encode(), bytes(8))
+
+
+WHOLE: dict[str, object] = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
 
 
 def entry(**changed: object) -> bytes:
     """A file of one tensor, with something wrong in its line of the table."""
-    line = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **changed}
-    return framed(json.dumps({"a": line}))
+    return framed(json.dumps({"a": WHOLE | changed}))
 
 
 BROKEN = {
@@ -218,6 +213,10 @@ BROKEN = {
     "halves of places": entry(data_offsets=[0.0, 8.0]),
     "backwards": entry(data_offsets=[8, 0]),
     "type is a list": entry(dtype=["F32"]),
+    "a gap": entry(shape=[1], data_offsets=[4, 8]),
+    "bytes of nobody": entry(shape=[1], data_offsets=[0, 4]),
+    "over each other": framed(json.dumps(dict.fromkeys("ab", WHOLE))),
+    "twice": framed(f'{{"a":{json.dumps(WHOLE)},"a":{json.dumps(WHOLE)}}}'),
 }
 
 

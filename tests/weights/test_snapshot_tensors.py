@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import cirron_otel as ci
 from cirron_otel import semconv
-from weights.snapshots_by_hand import files, finished
+from weights.snapshots_by_hand import files, finished, quantised
 
 
 def test_tied_and_odd_tensors_all_have_a_row() -> None:
@@ -156,10 +155,7 @@ def test_a_model_may_change_between_snapshots() -> None:
     ci.snapshot(name="gone")
     del model[0], model[0]
     assert ci.snapshot(name="empty") is None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        quantised = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
-    ci.snapshot({"q": quantised, "wide": torch.ones(1).expand(3, 4), "t": torch.ones(2, 3).T})
+    ci.snapshot({"q": quantised(), "wide": torch.ones(1).expand(3, 4), "t": torch.ones(2, 3).T})
     rows = finished()
     found = [[(row.tensor_name, row.dtype, row.attrs.get(semconv.SKIPPED), row.mode)
               for row in rows.snapshots if row.span_id == span.id]

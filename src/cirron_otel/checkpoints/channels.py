@@ -19,7 +19,8 @@ RELATIVE = 1e-5
 _COLLAPSED = 1e-12
 #: Within so many standard deviations nearly all of what a BatchNorm makes lies.
 _DEVIATIONS = 3
-_MOST_LISTED = 64
+#: Of many, findings and JSON name so many.
+MOST_LISTED = 64
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class Channels:
     collapsed: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """For JSON: of each class the number and the first 64 channels."""
+        """For JSON: of each class the number and the first of them."""
         one = self.batchnorm
         classes = {"dead": self.dead, "flat": self.flat, "decayed": self.decayed,
                    "dormant": self.dormant}  # fmt: skip
@@ -43,7 +44,7 @@ class Channels:
             "layer": one.producer,
             "batchnorm": one.name,
             "channels": one.channels,
-            **{name: found[:_MOST_LISTED] for name, found in classes.items()},
+            **{name: found[:MOST_LISTED] for name, found in classes.items()},
             "counts": {name: len(found) for name, found in classes.items()},
             "collapsed_var": self.collapsed,
             "feeds_relu": one.feeds_relu,

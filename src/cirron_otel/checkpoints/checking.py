@@ -14,6 +14,7 @@ from cirron_otel.checkpoints.channels import Channels, classify
 from cirron_otel.checkpoints.grouping import batchnorms, norm_scales
 from cirron_otel.checkpoints.measuring import Facts, measure
 from cirron_otel.checkpoints.opening import Checkpoint, open_checkpoint
+from cirron_otel.reading.values import counted
 
 if TYPE_CHECKING:
     from cirron_otel.checkpoints.comparing import Difference
@@ -142,7 +143,7 @@ def check(path: Path, *, against: Path | None = None, relu_after: Sequence[str] 
         findings += comparing.of_difference(diff)
     unread = sum(each.is_float and name not in facts for name, each in one.tensors.items())
     if unread:
-        one.notes.append(f"{rules.plural(unread, 'tensor')} of a type that is not looked into")
+        one.notes.append(f"{counted(unread, 'tensor')} of a type that is not looked into")
     return Result(
         one, facts, layers, len(norms), rules.ranked(findings), time.perf_counter() - start,
         against, diff, Counter(each.dtype for each in one.tensors.values()),

@@ -5,19 +5,16 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cirron_otel.checkpoints.channels import Channels
-from cirron_otel.checkpoints.measuring import PARTS
-from cirron_otel.checkpoints.rules import Finding, plural
+from cirron_otel.checkpoints.channels import MOST_LISTED, Channels
+from cirron_otel.checkpoints.rules import Finding
 from cirron_otel.checkpoints.tables import Tensor
-from cirron_otel.errors import CirronDependencyError, CirronError
-from cirron_otel.weights import elements
-from cirron_otel.weights.dtypes import DTYPES
+from cirron_otel.reading.values import counted
+from cirron_otel.weights.distances import distance
 
-#: Values and bytes that are compared at a time.
-_VALUES = 1 << 18
+#: Bytes that are compared at a time.
 _BYTES = 1 << 22
 _EMBEDDING = re.compile(r"embed|wte|word_embeddings|token_emb|shared", re.IGNORECASE)
 
@@ -48,19 +45,7 @@ class Difference:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        return {
-            "changed": [
-                {"tensor": one.tensor, "change": one.change, "abs_change": one.abs_change}
-                for one in self.changed
-            ],
-            "unchanged": self.unchanged,
-            "added": self.added,
-            "removed": self.removed,
-            "reshaped": self.reshaped,
-            "dtype_changed": self.dtype_changed,
-            "embedding_rows_unchanged": self.embedding_rows_unchanged,
-            "newly_dead": self.newly_dead,
-        }
+        return asdict(self)
 
 
 def compare(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Difference:
@@ -87,8 +72,8 @@ def compare(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> Differ
         if length == 0:
             found.unchanged.append(name)
             continue
-        moved = length is not None and norm is not None and norm > 0
-        found.changed.append(Change(name, length / norm if moved else None, length))  # type: ignore[operator]
+        share = length / norm if length is not None and norm else None
+        found.changed.append(Change(name, share, length))
         if same and len(new.shape) == 2 and new.is_float and _EMBEDDING.search(name):  # noqa: PLR2004 - a matrix
             kept = _same_rows(old, new)
             if kept:
@@ -109,7 +94,7 @@ def newly_dead(before: Sequence[Channels], after: Sequence[Channels]) -> list[di
         new = sorted({*one.dead, *one.flat} - {*was.dead, *was.flat})
         if new:
             name = one.batchnorm.name
-            found.append({"batchnorm": name, "count": len(new), "channels": new[:64]})
+            found.append({"batchnorm": name, "count": len(new), "channels": new[:MOST_LISTED]})
     return found
 
 
@@ -120,23 +105,23 @@ def of_difference(found: Difference) -> Iterator[Finding]:
         yield Finding(
             "identical_weights",
             "warning",
-            f"all {plural(same, 'tensor')} are what they were: nothing was trained",
+            f"all {counted(same, 'tensor')} are what they were: nothing was trained",
         )
     elif same and found.changed:
         total = same + len(found.changed)
         yield Finding(
             "frozen_tensors",
             "info",
-            f"{same:,} of {plural(total, 'tensor')} are what they were",
+            f"{same:,} of {counted(total, 'tensor')} are what they were",
             None,
-            {"count": same, "tensors": found.unchanged[:64]},
+            {"count": same, "tensors": found.unchanged[:MOST_LISTED]},
         )
     for dead in found.newly_dead:
         count = dead["count"]
         yield Finding(
             "newly_dead",
             "warning",
-            f"{plural(count, 'channel')} became constant since the other checkpoint",
+            f"{counted(count, 'channel')} became constant since the other checkpoint",
             dead["batchnorm"],
             dead,
         )
@@ -144,7 +129,7 @@ def of_difference(found: Difference) -> Iterator[Finding]:
         yield Finding(
             "embedding_rows_unchanged",
             "info",
-            f"{rows['unchanged']:,} of {plural(rows['rows'], 'row')} are what they were",
+            f"{rows['unchanged']:,} of {counted(rows['rows'], 'row')} are what they were",
             rows["tensor"],
             rows,
         )
@@ -174,35 +159,7 @@ def _same_rows(old: Tensor, new: Tensor) -> int:
 
 
 def _length(old: Tensor, new: Tensor) -> tuple[float | None, float | None]:
-    """Length of the difference, and the norm before; None where they are not finite or unknown."""
-    kinds = [PARTS.get(one.dtype, one.dtype) for one in (old, new)]
-    if any(kind not in DTYPES for kind in kinds):
-        return None, None
     (first, keep), (second, keep_too) = old.load(), new.load()
-    sizes = [DTYPES[kind].size for kind in kinds]
-    away = norm = 0.0
-    for at in range(0, len(first) // sizes[0], _VALUES):
-        parts = [
-            bytes(view[at * size : (at + _VALUES) * size])
-            for view, size in zip((first, second), sizes, strict=True)
-        ]
-        more, base = _distance(parts[0], kinds[0], parts[1], kinds[1])
-        away, norm = math.hypot(away, more), math.hypot(norm, base)
+    found = distance(first, old.dtype, second, new.dtype)
     del keep, keep_too
-    return (away if math.isfinite(away) else None), (norm if math.isfinite(norm) else None)
-
-
-def _distance(first: bytes, kind: str, second: bytes, other: str) -> tuple[float, float]:
-    try:
-        np = elements.numpy()
-    except CirronDependencyError:
-        old, new = elements.values(first, kind), elements.values(second, other)
-        return math.dist(old, new), math.hypot(*old)
-    shape = (len(first) // DTYPES[kind].size,)
-    try:
-        old = elements.as_array(first, kind, shape).astype(np.float64)
-        new = elements.as_array(second, other, shape).astype(np.float64)
-    except CirronError:
-        return math.nan, math.nan
-    with np.errstate(all="ignore"):
-        return float(np.linalg.norm(new - old)), float(np.linalg.norm(old))
+    return found

@@ -6,13 +6,13 @@ import math
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import chain, repeat
 from operator import neg
 
 from cirron_otel.checkpoints.tables import Tensor
-from cirron_otel.weights.dtypes import BYTES_CODE, DTYPES, LITTLE_ENDIAN, DType, byte_table
+from cirron_otel.weights.dtypes import BYTES_CODE, DTYPES, LITTLE_ENDIAN, PARTS, DType, byte_table
 from cirron_otel.weights.elements import values as elements
-from cirron_otel.weights.reductions_buffer import reduce_bytes, reduce_pieces
+from cirron_otel.weights.reductions_buffer import reduce_uncompiled
 from cirron_otel.weights.reductions_kernel import COMPILED, kernel, usable_threads
 
 #: What the kernel says of a row: the fields of :class:`~cirron_otel.weights.numbers.Reduced`.
@@ -23,8 +23,6 @@ _MOST_BYTES = 1 << 26
 #: Of tensors with more rows only the whole is looked at.
 _MOST_ROWS = 1 << 20
 _THREADS = 8
-#: Complex numbers are read as pairs of these.
-PARTS = {"complex64": "float32", "complex128": "float64"}
 
 
 @dataclass(slots=True)
@@ -83,8 +81,9 @@ class _Pass:
 
     def __init__(self) -> None:
         self._items: list[tuple[memoryview, int, int, bytes | None]] = []
-        #: Whose they are, how many each has, and what has to live until they have been read.
-        self._owners: list[tuple[Facts, int, object]] = []
+        #: Whose they are, how many each has, of which type, and what has to live until they have
+        #: been read.
+        self._owners: list[tuple[Facts, int, DType, object]] = []
         self._bytes = 0
 
     def add(self, facts: Facts, dtype: DType) -> None:
@@ -108,21 +107,33 @@ class _Pass:
                 (view[at : at + step], count, code, table)
                 for at in range(first * step, end * step, step)
             ]
-            self._owners.append((facts, end - first, keeper))
+            self._owners.append((facts, end - first, dtype, keeper))
             self._bytes += (end - first) * step
             if len(self._items) >= _MOST_ROWS_AT_ONCE or self._bytes >= _MOST_BYTES:
                 self.finish()
 
     def finish(self) -> None:
         """Read what was added. Blocks, and leaves the interpreter to others meanwhile."""
-        rows = _reduced(self._items)
+        rows = self._reduced()
         at = 0
-        for facts, count, _ in self._owners:
+        for facts, count, *_ in self._owners:
             facts.add(rows[at : at + count])
             at += count
         self._items.clear()
         self._owners.clear()
         self._bytes = 0
+
+    def _reduced(self) -> Sequence[_Row]:
+        if not COMPILED:
+            types = chain.from_iterable(repeat(dtype, n) for _, n, dtype, _ in self._owners)
+            return [
+                reduce_uncompiled(view, dtype, histogram=False)
+                for (view, *_), dtype in zip(self._items, types, strict=True)
+            ]
+        if not self._items:
+            return []
+        made: list[_Row] = kernel.reduce(self._items, usable_threads(_THREADS), False)  # noqa: FBT003 - of C
+        return made
 
 
 def measure(tensors: Iterable[Tensor]) -> dict[str, Facts]:
@@ -136,32 +147,6 @@ def measure(tensors: Iterable[Tensor]) -> dict[str, Facts]:
             reading.add(facts, dtype)
     reading.finish()
     return found
-
-
-def _reduced(items: Sequence[tuple[memoryview, int, int, bytes | None]]) -> list[_Row]:
-    if not items:
-        return []
-    if COMPILED:
-        made: list[_Row] = kernel.reduce(items, usable_threads(_THREADS), False)  # noqa: FBT003 - of C
-        return made
-    by_code = {dtype.code: dtype for dtype in DTYPES.values() if dtype.code != BYTES_CODE}
-    return [
-        _of_bytes(view, table) if table else _without_kernel(view, by_code[code])
-        for view, _, code, table in items
-    ]
-
-
-def _of_bytes(view: memoryview, table: bytes) -> _Row:
-    name = next(n for n, d in DTYPES.items() if d.code == BYTES_CODE and byte_table(n) == table)
-    return reduce_bytes(view, name, histogram=False)
-
-
-def _without_kernel(view: memoryview, dtype: DType) -> _Row:
-    try:
-        from cirron_otel.weights import reductions_numpy as way  # noqa: PLC0415 - if it is there
-    except ImportError:
-        from cirron_otel.weights import reductions_python as way  # type: ignore[no-redef]  # noqa: PLC0415
-    return reduce_pieces(partial(way.pieces, view, dtype), way, histogram=False)
 
 
 def values_of(tensor: Tensor) -> Sequence[float]:

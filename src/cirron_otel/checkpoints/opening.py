@@ -115,8 +115,7 @@ def _one(path: Path) -> tuple[str, list[Tensor], str, list[str]]:
             raise CheckpointError(f"{path} is {what}")
     zipped = head.startswith(b"PK\x03\x04")
     if not zipped and not _is_pickle(head):
-        tensors, _ = read_safetensors(path)
-        return "safetensors", tensors, "", []
+        return "safetensors", read_safetensors(path), "", []
     # Only here: a file of torch needs torch.
     from cirron_otel.checkpoints.pickled import read_pickled  # noqa: PLC0415
 

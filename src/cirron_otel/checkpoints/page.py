@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from cirron_otel.checkpoints.checking import Result
-from cirron_otel.checkpoints.rules import SEVERITIES, plural
-from cirron_otel.reading.values import clean, size
+from cirron_otel.checkpoints.rules import SEVERITIES
+from cirron_otel.reading.values import clean, counted, size
 from cirron_otel.training_record.report import page as pages
 from cirron_otel.training_record.report.svg import esc
+
+if TYPE_CHECKING:
+    from cirron_otel.checkpoints.comparing import Difference
 
 _SHOWN = 25
 _MOST_ROWS = 2000
@@ -27,7 +32,7 @@ def page(found: Result) -> str:
     )
     body = [head, _facts(found), _findings(found)]
     if found.diff is not None:
-        body.append(_changes(found))
+        body.append(_changes(found.diff, str(found.against)))
     if found.layers:
         body.append(_layers(found))
     return pages.page(f"{clean(one.path.name)}: check", "".join(body))
@@ -40,7 +45,7 @@ def _text(value: str) -> str:
 def _facts(found: Result) -> str:
     one = found.checkpoint
     pairs = [
-        ("Format", f"{one.format}, {plural(len(one.files), 'file')}, {size(found.bytes)}"),
+        ("Format", f"{one.format}, {counted(len(one.files), 'file')}, {size(found.bytes)}"),
         ("Tensors", f"{len(one.tensors):,}"),
         ("Parameters", f"{found.parameters:,}"),
         ("Types", ", ".join(f"{n} ({count:,})" for n, count in found.dtypes.most_common(8))),
@@ -76,10 +81,7 @@ def _rest(count: int, what: str) -> str:
     return "" if count <= _MOST_ROWS else f"The first {_MOST_ROWS:,} of {count:,} {what}."
 
 
-def _changes(found: Result) -> str:
-    diff = found.diff
-    if diff is None:
-        return ""
+def _changes(diff: Difference, against: str) -> str:
     pairs = [
         ("Changed", len(diff.changed)), ("Unchanged", len(diff.unchanged)),
         ("Added", len(diff.added)), ("Removed", len(diff.removed)),
@@ -96,7 +98,7 @@ def _changes(found: Result) -> str:
     ]
     heads = [("Tensor", ""), ("Change, share of the norm before", "n"), ("Length", "n")]
     table = pages.table(heads, rows) if rows else ""
-    title = f"Against {clean(str(found.against))}"
+    title = f"Against {clean(against)}"
     return pages.section(title, f'<dl class="tiles">{tiles}</dl>{table}')
 
 

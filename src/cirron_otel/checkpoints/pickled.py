@@ -6,14 +6,15 @@ containers and calls nothing else; a zip file is looked over first, so that none
 
 from __future__ import annotations
 
-import ctypes
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cirron_otel.checkpoints.tables import CheckpointError, Tensor
 from cirron_otel.errors import CirronDependencyError
+from cirron_otel.weights.containers import bytes_of
 
 if TYPE_CHECKING:
     import torch
@@ -127,24 +128,8 @@ def _tensor(name: str, value: torch.Tensor, torch: Any) -> Tensor | str:  # noqa
     short = name[:80]
     if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_nested:
         return f"{short}: a {value.layout} {value.dtype} tensor is not looked into"
-    here = value.detach()
-    if here.is_complex():
-        here = torch.view_as_real(here.resolve_conj())
-    size = here.numel() * here.element_size()
-    if size > here.untyped_storage().nbytes() and size > _MOST_UNFOLDED:
-        return f"{short}: shows a small memory {here.numel():,} times over, and is not looked into"
-    dtype = str(here.dtype).removeprefix("torch.")
-    return Tensor(name, dtype, tuple(here.shape), _loader(here))
-
-
-def _loader(tensor: torch.Tensor) -> Callable[[], tuple[memoryview, object]]:
-    def load() -> tuple[memoryview, object]:
-        here = tensor.resolve_neg().contiguous()
-        size = here.numel() * here.element_size()
-        if not size:
-            return memoryview(b""), here
-        # Not numpy: it has no word for bfloat16 and float8.
-        view = memoryview((ctypes.c_ubyte * size).from_address(here.data_ptr()))
-        return view.cast("B"), here
-
-    return load
+    size = value.numel() * value.element_size()
+    if size > value.untyped_storage().nbytes() and size > _MOST_UNFOLDED:
+        return f"{short}: shows a small memory {value.numel():,} times over, and is not looked into"
+    dtype = str(value.dtype).removeprefix("torch.")
+    return Tensor(name, dtype, tuple(value.shape), partial(bytes_of, value, size))

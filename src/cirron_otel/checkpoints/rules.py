@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
-from cirron_otel.checkpoints.channels import RELATIVE, Channels, usual
+from cirron_otel.checkpoints.channels import MOST_LISTED, RELATIVE, Channels, usual
 from cirron_otel.checkpoints.grouping import STATED
 from cirron_otel.checkpoints.measuring import Facts, values_of
 from cirron_otel.checkpoints.opening import Checkpoint
 from cirron_otel.checkpoints.tables import Tensor
+from cirron_otel.reading.values import counted
 
 Severity = Literal["critical", "warning", "info"]
 SEVERITIES: Final = ("critical", "warning", "info")
@@ -57,11 +57,6 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
     return sorted(findings, key=lambda one: (SEVERITIES.index(one.severity), KINDS.index(one.kind)))
 
 
-def plural(count: int, word: str) -> str:
-    """``1 tensor``, ``2 tensors``."""
-    return f"{count:,} {word}{'' if count == 1 else 's'}"
-
-
 def of_values(
     checkpoint: Checkpoint,
     facts: Mapping[str, Facts],
@@ -88,23 +83,26 @@ def _nonfinite(facts: Mapping[str, Facts]) -> Iterator[Finding]:
             yield Finding(
                 "nonfinite",
                 "critical",
-                f"{' and '.join(odd)} of {plural(one.finite + one.nonfinite, 'value')}",
+                f"{' and '.join(odd)} of {counted(one.finite + one.nonfinite, 'value')}",
                 name,
                 {"nan": one.nans, "infinite": one.infinite},
             )
 
 
 def _missing(checkpoint: Checkpoint) -> Iterator[Finding]:
-    for shard, count in Counter(shard for _, shard in checkpoint.missing).items():
-        names = [name for name, where in checkpoint.missing if where == shard]
-        is_there = any(path.name == shard.rpartition("/")[2] for path in checkpoint.files)
+    by_shard: dict[str, list[str]] = {}
+    for name, shard in checkpoint.missing:
+        by_shard.setdefault(shard, []).append(name)
+    there = {path.name for path in checkpoint.files}
+    for shard, names in by_shard.items():
+        is_there = shard.rpartition("/")[2] in there
         why = "the shard has them not" if is_there else "the shard is not there"
         yield Finding(
             "missing_tensors",
             "critical",
-            f"the index lists {plural(count, 'tensor')} in it, and {why}",
+            f"the index lists {counted(len(names), 'tensor')} in it, and {why}",
             shard,
-            {"count": count, "tensors": names[:64]},
+            {"count": len(names), "tensors": names[:MOST_LISTED]},
         )
 
 
@@ -113,7 +111,7 @@ def _of_channels(found: Channels) -> Iterator[Finding]:
     known = norm.wiring == STATED
     severity: Severity = "warning" if known else "info"
     condition = "" if known else ", if a ReLU directly follows"
-    of = f"of {plural(norm.channels, 'channel')}"
+    of = f"of {counted(norm.channels, 'channel')}"
     where = {"batchnorm": norm.name, "layer": norm.producer, "wiring": norm.wiring}
     for kind, level, channels, text in (
         ("dead_channels", severity, found.dead,
@@ -125,7 +123,7 @@ def _of_channels(found: Channels) -> Iterator[Finding]:
          "open for hardly any input (beta + 3 |gamma| <= 0)" + condition),
     ):  # fmt: skip
         if channels:
-            facts = {**where, "count": len(channels), "channels": channels[:64]}
+            facts = {**where, "count": len(channels), "channels": channels[:MOST_LISTED]}
             yield Finding(kind, level, f"{len(channels):,} {of} {text}", norm.name, facts)
     if found.collapsed:
         yield Finding(
@@ -181,7 +179,7 @@ def _norm_scales(checkpoint: Checkpoint, norms: Sequence[Tensor]) -> Iterator[Fi
             message = "every scale and every shift is zero, as where a block begins at zero"
             yield Finding("norm_scale_zero", "info", message, name, {"count": count})
         else:
-            message = f"{count:,} of {plural(len(values), 'scale')} are zero or as good as zero"
+            message = f"{count:,} of {counted(len(values), 'scale')} are zero or as good as zero"
             yield Finding("norm_scale_zero", "warning", message, name, {"count": count})
 
 
@@ -199,5 +197,5 @@ def _zero_filters(facts: Mapping[str, Facts], layers: Sequence[Channels]) -> Ite
         count = sum(peak == 0 for peak in one.peaks)
         if count:
             what = "row" if _EMBEDDING.search(name) or len(one.tensor.shape) == 2 else "filter"  # noqa: PLR2004 - a matrix
-            message = f"{count:,} of {plural(len(one.peaks), what)} are zero"
+            message = f"{count:,} of {counted(len(one.peaks), what)} are zero"
             yield Finding("zero_filters", "info", message, name, {"count": count})

@@ -5,42 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from cirron_otel.checkpoints.checking import GATES, Result
 from cirron_otel.checkpoints.checking import check as look_into
-from cirron_otel.checkpoints.rules import SEVERITIES, Finding, plural
+from cirron_otel.checkpoints.rules import SEVERITIES, Finding
+from cirron_otel.cli.judging import Judging
 from cirron_otel.cli.paper import Paper, run_path
 from cirron_otel.errors import CirronError
-from cirron_otel.reading.values import clean, size
+from cirron_otel.reading.values import clean, counted, size
 
-_CANNOT = 2
+if TYPE_CHECKING:
+    from cirron_otel.checkpoints.comparing import Difference
+
 _LISTED = 8
 _STYLES = {"critical": "bad", "warning": "note", "info": "act"}
 _MOST_CHANGES = 10
 _KIND_WIDTH = 10
 
 
-class _Checking(click.Command):
-    """Statuses of its own: 1 is a finding, 2 is everything that kept it from its work."""
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click has it
-        try:
-            return super().invoke(ctx)
-        except CirronError as exc:
-            said = str(exc)
-        except OSError as exc:
-            what = exc.strerror or type(exc).__name__
-            said = f"{what}: {exc.filename}" if isinstance(exc.filename, str) else what
-        except MemoryError:
-            said = "there is not enough memory for this file"
-        click.echo(f"error: {clean(said)}", err=True)
-        return ctx.exit(_CANNOT)
-
-
-@click.command(cls=_Checking)
+@click.command(cls=Judging)
 @click.argument("path", metavar="FILE|FOLDER")
 @click.option("--against", metavar="BASE", help="Compare with another checkpoint.")
 @click.option(
@@ -100,17 +86,17 @@ def _write_page(found: Result, path: Path) -> None:
 
 def _print(paper: Paper, found: Result, *, list_all: bool) -> None:
     one = found.checkpoint
-    files = "" if len(one.files) == 1 else f" in {plural(len(one.files), 'file')}"
+    files = "" if len(one.files) == 1 else f" in {counted(len(one.files), 'file')}"
     paper.line((clean(str(one.path)), "bold"), f": {one.format}, {size(found.bytes)}{files}")
     kinds = ", ".join(clean(name) for name, _ in found.dtypes.most_common(4))
     facts = [
-        plural(len(one.tensors), "tensor"),
-        plural(found.parameters, "parameter") + f" ({kinds})",
+        counted(len(one.tensors), "tensor"),
+        counted(found.parameters, "parameter") + f" ({kinds})",
     ]
     if found.layers:
-        facts.append(plural(len(found.layers), "BatchNorm"))
+        facts.append(counted(len(found.layers), "BatchNorm"))
     if found.norms:
-        facts.append(plural(found.norms, "other norm"))
+        facts.append(counted(found.norms, "other norm"))
     if one.wrapper:
         facts.append(f"under {clean(one.wrapper)}")
     paper.line((", ".join(facts), "dim"))
@@ -119,7 +105,7 @@ def _print(paper: Paper, found: Result, *, list_all: bool) -> None:
     for (severity, kind), group in groupby(found.findings, key=lambda f: (f.severity, f.kind)):
         _print_kind(paper, severity, kind, list(group), list_all=list_all)
     if found.diff is not None:
-        _print_changes(paper, found, list_all=list_all)
+        _print_changes(paper, found.diff, str(found.against), list_all=list_all)
     paper.line("")
     counts = found.counts()
     told = ", ".join(f"{counts[name]:,} {name}" for name in SEVERITIES if counts[name])
@@ -140,12 +126,9 @@ def _print_kind(
         paper.line((f"  and {len(group) - len(shown):,} more (--all)", "dim"))
 
 
-def _print_changes(paper: Paper, found: Result, *, list_all: bool) -> None:
-    diff = found.diff
-    if diff is None:
-        return
+def _print_changes(paper: Paper, diff: Difference, against: str, *, list_all: bool) -> None:
     paper.line("")
-    paper.line(("against ", "dim"), (clean(str(found.against)), "bold"))
+    paper.line(("against ", "dim"), (clean(against), "bold"))
     told = [f"{len(diff.changed):,} changed", f"{len(diff.unchanged):,} unchanged"]
     for count, word in (
         (len(diff.added), "added"), (len(diff.removed), "removed"),

@@ -1,33 +1,15 @@
-"""``cirron-otel record``: training records. The commands, and what becomes of their errors."""
+"""``cirron-otel record``: training records. The group; each command has a module of its own."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
+from cirron_otel.cli.judging import Judging
 from cirron_otel.cli.lazy import Lazy, LazyGroup
-from cirron_otel.errors import CirronError
-
-_CANNOT = 2
 
 
-class _RecordGroup(LazyGroup):
-    """Statuses of their own: 1 is a finding, 2 is everything that kept a command from its work."""
-
-    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as click has it
-        try:
-            return super().invoke(ctx)
-        except CirronError as exc:
-            said = str(exc)
-        except OSError as exc:
-            what = exc.strerror or type(exc).__name__
-            said = f"{what}: {exc.filename}" if isinstance(exc.filename, str) else what
-        # Only here: help should not wait for it.
-        from cirron_otel.reading.values import clean  # noqa: PLC0415
-
-        click.echo(f"error: {clean(said)}", err=True)
-        return ctx.exit(_CANNOT)
+class _RecordGroup(Judging, LazyGroup):
+    """The statuses of what judges, and commands that are loaded when they are run."""
 
 
 @click.group(cls=_RecordGroup)

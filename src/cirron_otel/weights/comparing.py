@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cirron_otel.errors import CirronError
 from cirron_otel.weights import elements, exporting
+from cirron_otel.weights.distances import distance
 from cirron_otel.weights.reading import Row
 
 
@@ -71,18 +71,12 @@ def _moved(change: Change, files: exporting.Files) -> float | None:
         return None
     if len(exporting.with_files([change.before, change.after])) < 2:  # noqa: PLR2004 - both
         return None
-    both = []
     try:
-        np = elements.numpy()
-        for row in (change.before, change.after):
-            box, entry = files.find(row)
-            array = elements.as_array(box.data(entry), entry.dtype, tuple(entry.shape))
-            wide = np.complex128 if np.iscomplexobj(array) else np.float64
-            both.append(array.astype(wide))
+        elements.numpy()
+        (old_box, old), (new_box, new) = files.find(change.before), files.find(change.after)
     except CirronError:  # no numpy, or a file is gone: the statistics have to do
         return None
-    if both[0].shape != both[1].shape:
+    if old.shape != new.shape:
         return None
-    norm = float(np.linalg.norm(both[0]))
-    length = float(np.linalg.norm(both[1] - both[0]))
-    return length / norm if norm > 0 and math.isfinite(length) else None
+    length, norm = distance(old_box.data(old), old.dtype, new_box.data(new), new.dtype)
+    return length / norm if length is not None and norm else None

@@ -15,7 +15,6 @@ import math
 import mmap
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from operator import index
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ import msgspec
 
 from cirron_otel.errors import SpoolFormatError
 from cirron_otel.spool import disk_error
+from cirron_otel.weights.tensor_table import BITS, METADATA, Entry, read_table
 
 #: torch's and numpy's names of types, and the format's.
 _CODES = {
@@ -44,15 +44,8 @@ _CODES = {
     "bool": "BOOL",
     "complex64": "C64",
 }
-DTYPES = {code: name for name, code in _CODES.items()}
-ITEM_BYTES = {
-    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1,
-    "C64": 8,
-}  # fmt: skip
+ITEM_BYTES = {code: BITS[code] // 8 for code in _CODES.values()}
 _ALIGNMENT = 8
-_MAX_HEADER = 100_000_000
-_METADATA = "__metadata__"
 #: One call takes at most 2 GiB on Linux.
 _PIECE = 1 << 30
 _TMP_SUFFIX = ".tmp"
@@ -78,22 +71,6 @@ class Part(NamedTuple):
     load: Callable[[], tuple[memoryview, object]]
 
 
-class Entry(NamedTuple):
-    """One tensor in a file."""
-
-    name: str
-    code: str
-    shape: list[int]
-    #: Where its bytes begin and end, in the file.
-    start: int
-    end: int
-
-    @property
-    def dtype(self) -> str:
-        """The type by the name it has in rows."""
-        return DTYPES.get(self.code, self.code.lower())
-
-
 def code_of(dtype: str) -> str | None:
     """The format's name of a type; None for one it has no word for."""
     return _CODES.get(dtype)
@@ -105,20 +82,24 @@ def part_of(name: str, tensor: Any, dtype: str) -> Part | None:  # noqa: ANN401
     May raise what a tensor of a program's own kind raises.
     """
     code = code_of(dtype)
-    if code is None or name == _METADATA:
+    if code is None or name == METADATA:
         return None
     shape = [int(size) for size in tensor.shape]
     size = math.prod(shape) * ITEM_BYTES[code]
     if hasattr(tensor, "data_ptr"):
         if str(tensor.layout) != "torch.strided" or tensor.is_quantized or tensor.is_meta:
             return None
-        return Part(name, code, shape, size, lambda: _of_torch(tensor, size))
+        return Part(name, code, shape, size, lambda: bytes_of(tensor, size))
     if not hasattr(tensor, "__array_interface__") or tensor.dtype.byteorder == ">":
         return None
     return Part(name, code, shape, size, lambda: _of_array(tensor))
 
 
-def _of_torch(tensor: Any, size: int) -> tuple[memoryview, object]:  # noqa: ANN401
+def bytes_of(tensor: Any, size: int) -> tuple[memoryview, object]:  # noqa: ANN401
+    """The ``size`` bytes of a torch tensor's values, and what has to live as long as they do.
+
+    Its own memory where it lies on the host in one piece, else a copy.
+    """
     here = _on_host(tensor)
     if size == 0:
         return memoryview(b""), here
@@ -190,7 +171,7 @@ def write(path: Path, parts: Iterable[Part], metadata: Mapping[str, str]) -> int
 
 def header(ordered: Sequence[Part], metadata: Mapping[str, str]) -> bytes:
     """The beginning of a file with these parts in this order."""
-    table: dict[str, object] = {_METADATA: dict(metadata)} if metadata else {}
+    table: dict[str, object] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for part in ordered:
         table[part.name] = {
@@ -236,8 +217,8 @@ class Container:
         except OSError as exc:
             raise disk_error("read", path, exc) from exc
         try:
-            self.entries, self.metadata = _table(self._map, size)
-        except (ValueError, TypeError, KeyError, RecursionError, msgspec.MsgspecError) as exc:
+            self.entries, self.metadata = read_table(self._map, size)
+        except ValueError as exc:
             self._map.close()
             raise SpoolFormatError(f"{path} is no safetensors file: {exc}") from exc
 
@@ -258,24 +239,3 @@ class Container:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _table(data: mmap.mmap, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
-    length = int.from_bytes(data[:8], "little")
-    begin = 8 + length
-    if length > _MAX_HEADER or begin > size:
-        raise ValueError(f"its table would have {length} bytes")
-    table = msgspec.json.decode(data[8:begin], type=dict[str, dict[str, Any]])
-    metadata = {key: str(value) for key, value in table.pop(_METADATA, {}).items()}
-    entries = {}
-    for name, row in table.items():
-        first, last, *shape = (index(one) for one in (*row["data_offsets"], *row["shape"]))
-        if len(row["data_offsets"]) != 2 or min(shape, default=0) < 0:  # noqa: PLR2004 - a range
-            raise ValueError(f"{name!r} has no range or shape that can be")
-        if not 0 <= first <= last <= size - begin:
-            raise ValueError(f"{name!r} lies outside of it")
-        wanted = math.prod(shape) * ITEM_BYTES.get(row["dtype"], 0)
-        if row["dtype"] in ITEM_BYTES and last - first != wanted:
-            raise ValueError(f"{name!r} has {last - first} bytes, and its shape says {wanted}")
-        entries[name] = Entry(name, str(row["dtype"]), shape, begin + first, begin + last)
-    return entries, metadata

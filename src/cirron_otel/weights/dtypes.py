@@ -47,6 +47,9 @@ _ALL = (
 #: By name, as torch spells them.
 DTYPES = {one.name: one for one in _ALL}
 
+#: Complex numbers are pairs of these.
+PARTS = {"complex32": "float16", "complex64": "float32", "complex128": "float64"}
+
 #: The names of safetensors, in lower case, for the same.
 _ALIASES = {
     "f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16",

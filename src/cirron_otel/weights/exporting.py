@@ -13,8 +13,9 @@ from cirron_otel.errors import CirronError
 from cirron_otel.spool import disk_error
 from cirron_otel.weights import containers, elements
 from cirron_otel.weights.blobs import path_of
-from cirron_otel.weights.containers import Container, Entry
+from cirron_otel.weights.containers import Container
 from cirron_otel.weights.reading import Row
+from cirron_otel.weights.tensor_table import Entry
 
 SUFFIXES = (".npz", ".safetensors", ".csv")
 _STATS = ("mean", "std", "min", "max", "norm")

@@ -82,8 +82,13 @@ def _reduce(flat: memoryview, dtype: DType, *, histogram: bool, threads: int) ->
     if COMPILED:
         stretch = (flat, flat.nbytes // dtype.size, dtype.name)
         return reduce_memory([stretch], histogram=histogram, threads=usable_threads(threads))[0]
+    return reduce_uncompiled(flat, dtype, histogram=histogram)
+
+
+def reduce_uncompiled(flat: memoryview, dtype: DType, *, histogram: bool) -> Reduced:
+    """The numbers of bytes where the kernel was not built."""
     if dtype.code == BYTES_CODE:
-        return reduce_bytes(flat, dtype.name, histogram=histogram)
+        return _reduce_bytes(flat, dtype.name, histogram=histogram)
     try:
         from cirron_otel.weights import reductions_numpy as way  # noqa: PLC0415 - if it is there
     except ImportError:
@@ -91,7 +96,7 @@ def _reduce(flat: memoryview, dtype: DType, *, histogram: bool, threads: int) ->
     return reduce_pieces(partial(way.pieces, flat, dtype), way, histogram=histogram)
 
 
-def reduce_bytes(flat: memoryview, name: str, *, histogram: bool) -> Reduced:
+def _reduce_bytes(flat: memoryview, name: str, *, histogram: bool) -> Reduced:
     """The numbers of a type of one byte, from how often each byte is there."""
     seen: Counter[int] = Counter()
     for at in range(0, len(flat), PIECE):

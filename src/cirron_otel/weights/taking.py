@@ -9,6 +9,7 @@ Nothing is kept of a model between two snapshots, and nothing is put on it.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections import Counter
@@ -390,7 +391,4 @@ def _size(one: Named) -> int:
     code = containers.code_of(dtype_name(one.tensor))
     if code is None or one.tied_to is not None:
         return 0
-    size = containers.ITEM_BYTES[code]
-    for length in one.shape:
-        size *= length
-    return size
+    return math.prod(one.shape) * containers.ITEM_BYTES[code]
