@@ -1,14 +1,16 @@
 """The groups of ``benchmarks/record.py`` that verify: whole commands, as a user starts them.
 
 The plain side does what no verifier of the format can leave out, with nothing but the standard
-library: parse, canonical form, hash. The records are made here, consistent in themselves, so that
-every event is recomputed from the rows, too.
+library: parse, canonical form, hash. Where ormas-monitor is installed (``make interop`` puts it
+into ``.venv-ormas``; ``ORMAS_MONITOR`` names another), its command takes its turn, too. The records
+are made here, consistent in themselves, so that every event is recomputed from the rows, too.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import random
 import statistics
@@ -19,9 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from harness import Bench, Result, Row, SideError, child, load, median_of, quantity
+from harness import HERE, Bench, Result, Row, SideError, child, load, median_of, quantity
 
 SCRIPT = Path(__file__).name
+_PEER = os.environ.get("ORMAS_MONITOR", str(HERE.parent / ".venv-ormas" / "bin" / "ormas-monitor"))
+_COMMAND = [sys.executable, "-m", "cirron_otel.cli.main", "record"]
 
 #: Checks before the first alarm.
 _CALM = 10
@@ -40,11 +44,8 @@ _CONFIG = {
 _OURS = """
 import re, sys
 from cirron_otel.training_record.checking.verify import verify
-verdict = verify(sys.argv[1])
-bad = [check for check in verdict.checks if check.status == "fail"]
-if bad != [] and "--any" not in sys.argv:
-    sys.exit(f"{bad[0]}")
-print(verdict.events, re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+verify(sys.argv[1])
+print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 """
 _PLAIN = """
 import hashlib, json, sys
@@ -55,7 +56,7 @@ for line in open(sys.argv[1] + "/diary.jsonl"):
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     assert event["hash"] == hashlib.sha256((prev + text).encode()).hexdigest()
     prev, count = event["hash"], count + 1
-print(count, 0)
+print(count)
 """
 
 
@@ -116,31 +117,47 @@ def make_record(directory: Path, events: int) -> None:
     record.close()
 
 
-def _timed(program: str, path: str, *more: str) -> Result:
+def _timed(command: list[str]) -> tuple[str, float]:
+    """What a command prints, and how long it took, its start counted."""
     begin = time.perf_counter()
-    done = subprocess.run(
-        [sys.executable, "-c", program, path, *more], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     took = time.perf_counter() - begin
     if done.returncode != 0:
-        raise SideError(done.stderr.strip()[-200:])
-    events, peak = map(int, done.stdout.split())
-    return {"s": took, "events": events, "peak_mb": peak / 1024}
+        raise SideError((done.stderr.strip() or done.stdout.strip())[-300:])
+    return done.stdout, took
 
 
-def verify_ours(path: str) -> Result:
-    """The whole verification, in a process of its own, start and imports counted."""
-    return _timed(_OURS, path)
+def _verified(path: str, events: int) -> Result:
+    said, took = _timed([*_COMMAND, "verify", path, "--json"])
+    if json.loads(said)["events"] != events:
+        raise SideError(f"not all of {events} events were verified")
+    return {"s": took}
 
 
-def verify_diary(path: str) -> Result:
+def verify_ours(path: str, events: int) -> Result:
+    """The whole command, as a user gives it."""
+    return _verified(path, events)
+
+
+def verify_diary(path: str, events: int) -> Result:
     """The same of the diary alone: nothing to recompute."""
-    return _timed(_OURS, f"{path}/alone.jsonl")
+    return _verified(f"{path}/alone.jsonl", events)
 
 
-def verify_plain(path: str) -> Result:
+def verify_plain(path: str, events: int) -> Result:
     """Parse, canonical form and hash in the standard library."""
-    return _timed(_PLAIN, path)
+    said, took = _timed([sys.executable, "-c", _PLAIN, path])
+    if int(said) != events:
+        raise SideError(f"{said.strip()} lines instead of {events}")
+    return {"s": took}
+
+
+def verify_peer(path: str, events: int) -> Result:
+    """The command of ormas-monitor, which recomputes no events."""
+    said, took = _timed([_PEER, "verify", path])
+    if f"{events}" not in said.replace(",", ""):
+        raise SideError(said[-300:])
+    return {"s": took}
 
 
 def measure_verify(bench: Bench) -> list[Row]:
@@ -151,7 +168,10 @@ def measure_verify(bench: Bench) -> list[Row]:
         data = (Path(name) / "diary.jsonl").read_bytes()
         (Path(name) / "alone.jsonl").write_bytes(data)
         sides = ["verify_ours", "verify_diary", "verify_plain"]
-        rounds = bench.rounds("verify", SCRIPT, sides, bench.pick(7, 2), {"path": name})
+        if Path(_PEER).exists():
+            sides.append("verify_peer")
+        given = {"path": name, "events": data.count(b"\n")}
+        rounds = bench.rounds("verify", SCRIPT, sides, bench.pick(7, 2), given)
     plain = median_of(rounds, "verify_plain", "s")
     size = f"{events:,} events ({len(data) / 1e6:.0f} MB)"
     rows = []
@@ -160,28 +180,44 @@ def measure_verify(bench: Bench) -> list[Row]:
         ("verify_diary", f"verify {size}, the diary alone"),
     ):
         ours = median_of(rounds, side, "s")
-        text = "peer: parse, canonical form and hash in the standard library, nothing else"
+        ratio = statistics.median(one[side]["s"] / one["verify_plain"]["s"] for one in rounds)
+        text = f"{ratio:.2f} of parsing, canonical form and hash in the standard library alone"
         rows.append(Row(work, quantity(ours, "s"), quantity(plain, "s"), ours, "s", 2.0, 1.0, text))
+    if "verify_peer" in sides:
+        ours, peer = (median_of(rounds, side, "s") for side in ("verify_ours", "verify_peer"))
+        work = f"{size}: ormas-monitor verify, recomputing nothing"
+        rows.append(Row(work, quantity(ours, "s"), quantity(peer, "s"), peer, "s"))
     return rows
 
 
-def start(imports: int) -> Result:
-    """From the start of Python to a verifier that is ready."""
-    took = []
-    for _ in range(imports):
-        begin = time.perf_counter()
-        subprocess.run(
-            [sys.executable, "-c", "import cirron_otel.training_record.checking.verify"], check=True
-        )
-        took.append(time.perf_counter() - begin)
-    return {"s": statistics.median(took)}
+def start(times: int) -> Result:
+    """A whole command on a record of a few dozen events: little but the start."""
+    with tempfile.TemporaryDirectory(prefix="bench-record-") as name:
+        make_record(Path(name), 3)
+        return {
+            key: statistics.median(_timed([*_COMMAND, *words, name])[1] for _ in range(times))
+            for key, words in (("verify", ["verify"]), ("show", ["show"]))
+        }
+
+
+def start_nothing(times: int) -> Result:
+    """The start of Python itself."""
+    return {"s": statistics.median(_timed([sys.executable, "-c", ""])[1] for _ in range(times))}
 
 
 def measure_start(bench: Bench) -> list[Row]:
     """What every command of a record pays."""
-    rounds = bench.rounds("start", SCRIPT, ["start"], bench.pick(5, 1), {"imports": 5})
-    ours = median_of(rounds, "start", "s")
-    return [Row("start, up to a verifier", quantity(ours, "s"), "-", ours, "s", 0.15, 0.08)]
+    rounds = bench.rounds(
+        "start", SCRIPT, ["start", "start_nothing"], bench.pick(5, 1), {"times": 5}
+    )
+    nothing = quantity(median_of(rounds, "start_nothing", "s"), "s")
+    rows = []
+    for name in ("verify", "show"):
+        ours = median_of(rounds, "start", name)
+        work = f"record {name} of a small record, whole command"
+        note = "peer: the start of Python alone"
+        rows.append(Row(work, quantity(ours, "s"), nothing, ours, "s", 0.15, 0.08, note))
+    return rows
 
 
 def memory(megabytes: int) -> Result:
@@ -191,7 +227,8 @@ def memory(megabytes: int) -> Result:
         record.put("no_gradients", step=index, severity="warning", message="x" * 1750)
     record.close()
     # It has no run_end: made to be large, not to be good.
-    return _timed(_OURS, "large/diary.jsonl", "--any")
+    said, _ = _timed([sys.executable, "-c", _OURS, "large/diary.jsonl"])
+    return {"peak_mb": int(said) / 1024}
 
 
 def measure_memory(bench: Bench) -> list[Row]:
@@ -207,7 +244,9 @@ SIDES = {
     "verify_ours": verify_ours,
     "verify_diary": verify_diary,
     "verify_plain": verify_plain,
+    "verify_peer": verify_peer,
     "start": start,
+    "start_nothing": start_nothing,
     "memory": memory,
 }
 

@@ -7,10 +7,12 @@ rewritten later does not fit its anchors. The scope in which it was made bears i
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
-from cirron_otel import recorder, semconv
+from cirron_otel import recorder, semconv, surroundings
 from cirron_otel.batch import LogRecord
 from cirron_otel.context import get_current
 from cirron_otel.scope_base import current_scope
@@ -29,7 +31,10 @@ def open_journal(directory: str | Path, **arguments: Any) -> Journal:
     losses (``ci.health()``) are the recording's, its lines name the scope they were made in, its
     anchors go into the spool, and it ends in order when the process is ended by a signal that the
     recording handles, or by ``os._exit``. A recording that begins later gets the anchors, too.
+    ``run_start`` says which commit is checked out around the program and which seed torch was
+    given, where that is known and the caller gives no ``code`` and ``seed`` of its own.
     """
+    arguments["run_start"] = {**_identity(), **arguments.get("run_start", {})}
     rec = recorder._current  # noqa: SLF001 - see recorder
     if rec is not None and rec.active:
         arguments = {"rank": rec.rank, "guard": rec.guard, "clock": rec.clock, **arguments}
@@ -39,6 +44,17 @@ def open_journal(directory: str | Path, **arguments: Any) -> Journal:
             lambda signal_name: journal.end(signal_name=signal_name, timeout_s=_END_WAIT_S)
         )
     return journal
+
+
+def _identity() -> dict[str, object]:
+    """What can be known of a run without asking: reads a few small files, starts nothing."""
+    commit = surroundings.commit(surroundings.program_directory(), os.environ)
+    torch: Any = sys.modules.get("torch")
+    seed = getattr(torch, "initial_seed", None)  # None too while torch is being imported
+    found: dict[str, object] = {} if commit is None else {"code": {"commit": commit}}
+    if seed is not None:
+        found["seed"] = seed()
+    return found
 
 
 def current_ids() -> tuple[str, str] | None:

@@ -64,6 +64,28 @@ def test_an_anchor_for_each_moment() -> None:
     }
 
 
+def test_a_record_says_what_the_run_was_made_from(run_program: RunProgram, tmp_path: Path) -> None:
+    """The commit around the program and torch's seed, unless the caller says otherwise."""
+    git = tmp_path / ".git"
+    git.mkdir()
+    (git / "HEAD").write_text("a" * 40)
+    run_program(
+        f"""
+import torch
+from cirron_otel.record_anchors import open_journal
+torch.manual_seed(7)
+before = torch.get_rng_state()
+open_journal("run", run_start={START!r}).close()
+open_journal("own", run_start={{**{START!r}, "seed": 1, "code": "mine"}}).close()
+assert torch.equal(before, torch.get_rng_state())
+""",
+        measured=False,
+    )
+    first = [whole_record(tmp_path / name)[0][0] for name in ("run", "own")]
+    assert [line["seed"] for line in first] == [7, 1]
+    assert [line["code"] for line in first] == [{"commit": "a" * 40}, "mine"]
+
+
 def test_lines_name_their_scope() -> None:
     """A line's trace and span id are those of the scope it was written in (R-W16)."""
     ci.profile(frameworks=[])

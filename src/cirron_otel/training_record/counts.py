@@ -46,14 +46,16 @@ class Counts:
         """These counts and one diary line more."""
         kind = event.get("event")
         counts = self._counts
-        key = _COUNTED.get(kind) if isinstance(kind, str) else None
+        key = _COUNTED.get(kind) if type(kind) is str else None
         if key is not None:
             counts = {**counts, key: counts[key] + 1}
+            if kind == "repair" and type(count := event.get("count")) is int:
+                counts["channels_repaired"] += count
         elif kind == "channels" and event.get("level") != "none":
             counts = {**counts, "stuck_layers": counts["stuck_layers"] + 1}
-        if kind == "repair" and type(count := event.get("count")) is int:
-            counts = {**counts, "channels_repaired": counts["channels_repaired"] + count}
-        return Counts(self.events + 1, self.checks, self._seen(event), counts)
+        step = event.get("step")
+        steps = step + 1 if type(step) is int and step >= self.steps else self.steps
+        return Counts(self.events + 1, self.checks, steps, counts)
 
     def with_row(self, row: Mapping[str, object]) -> Counts:
         """These counts and one row of the metrics file more."""

@@ -9,6 +9,7 @@ from hashlib import sha256
 from typing import Any
 
 from cirron_otel.training_record.canonical import MAX_DEPTH, canonical, json_value
+from cirron_otel.training_record.compiled import compiled
 from cirron_otel.version import VERSION
 
 #: ``tool`` of the records and seals made here.
@@ -38,6 +39,19 @@ def _quick_encoder() -> Callable[[object], str]:
 _encode_plain = _quick_encoder()
 
 
+def made_line(prev: str, body: dict[str, object]) -> tuple[dict[str, object], str, bytes]:
+    """A line's body as plain JSON data, its hash, and the line.
+
+    Never raises, unless memory runs out.
+    """
+    if compiled is not None:
+        made: tuple[str, bytes] | None = compiled.diary_line(prev, body)
+        if made is not None:
+            return body, *made
+    plain, text = body_text(body)
+    return plain, *diary_line(prev, text)
+
+
 def diary_line(prev: str, text: str) -> tuple[str, bytes]:
     """The hash of a line and the line, made of its canonical body.
 
@@ -54,6 +68,10 @@ def body_text(body: dict[str, object]) -> tuple[dict[str, object], str]:
     Reading the text gives the data back and the same text again, whatever the caller put in: see
     :func:`~cirron_otel.training_record.canonical.json_value`. Never raises, unless memory runs out.
     """
+    if compiled is not None:
+        quick: str | None = compiled.encode(body)
+        if quick is not None:
+            return body, quick
     if all(map(_QUICK, map(type, body.values()))) or is_plain(body):
         try:
             text = _encode_plain(body)

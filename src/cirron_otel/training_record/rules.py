@@ -6,19 +6,18 @@ that on the same platform the numbers are equal to the last bit.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
-from msgspec import Raw
+from cirron_otel.training_record.compiled import compiled
 
 #: A decision nearer to its threshold than this, relative to the numbers compared, may fall either
 #: way on another machine.
 NEAR = 1e-9
 #: The same for decades, which are of the order of ten.
 _NEAR_SIZE = 10 * NEAR
-#: Where it is worth looking whether a size is that near.
-_WATCHED = 2 * _NEAR_SIZE
 
 
 class Rules(NamedTuple):
@@ -70,8 +69,8 @@ _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 def number(value: object) -> float | None:
     """A number of a record as a float, however it was read; None for what is no number."""
     kind = value.__class__
-    if kind is Raw or kind is float:
-        return float(value)  # type: ignore[arg-type]
+    if kind is float:
+        return value  # type: ignore[return-value]
     if value is None or kind is bool:
         return None
     if kind is str:
@@ -128,6 +127,113 @@ class _Layer(_Baseline):
         self.repeats = 0
 
 
+class Layers:
+    """The gradient norms of all layers: baselines, alarms and their ends, as in ``_record.c``."""
+
+    def __init__(self, rules: Rules) -> None:
+        self._rules = rules
+        self._layers: dict[str, _Layer] = {}
+
+    def near(self, layer: str) -> bool:
+        """Whether a decision about this layer was nearly the other one."""
+        found = self._layers.get(layer)
+        return found is not None and found.near
+
+    def check(self, step: int, grad: Mapping[str, float], found: list[Expected]) -> None:
+        """Look at the norms of one check, which are finite numbers.
+
+        This runs for every layer of every row that is verified: what is nothing to write about is
+        seen to here, without a call.
+        """
+        sigma, warmup, floor, min_decades, *_ = self._rules
+        layers, log10, sqrt, watched = self._layers, math.log10, math.sqrt, 2 * _NEAR_SIZE
+        for name, norm in grad.items():
+            layer = layers.get(name)
+            if layer is None:
+                layer = layers[name] = _Layer()
+            size = log10(norm + 1e-30)
+            count, mean, variance = layer.count, layer.mean, layer.variance
+            if count >= warmup:
+                margin = sigma * (sqrt(variance) + 1e-6)
+                # Not max(), for the same reason.
+                if margin < min_decades:  # noqa: PLR1730
+                    margin = min_decades
+                if (
+                    norm == 0
+                    # Beyond a limit, or nearer to one than that.
+                    or not mean - margin + watched < size < mean + margin - watched
+                ):
+                    condition = self._condition(layer, norm, size, margin)
+                    if condition is not None:
+                        self._found(step, name, norm, layer, condition, found)
+                        continue
+                if layer.repeats:
+                    layer.pending = None
+                    layer.repeats = 0
+                if layer.alarm is not None:
+                    exact = (("layer", name), ("diagnosis", layer.alarm))
+                    floats = (("grad_norm", norm), ("baseline", _power(mean)))
+                    found.append(Expected(step, "alarm_cleared", exact, floats, layer.near))
+                    layer.alarm = None
+            # As in update().
+            rate = 1 / (count + 1)
+            if rate < floor:  # noqa: PLR1730
+                rate = floor
+            distance = size - mean
+            layer.mean = mean + rate * distance
+            layer.variance = (1 - rate) * (variance + rate * distance * distance)
+            layer.count = count + 1
+
+    def _found(  # noqa: PLR0913, PLR0917 - what was found, and where
+        self, step: int, name: str, norm: float, layer: _Layer, condition: str,
+        found: list[Expected],
+    ) -> None:  # fmt: skip
+        layer.repeats = layer.repeats + 1 if condition == layer.pending else 1
+        layer.pending = condition
+        if layer.repeats >= self._rules.confirmations and layer.alarm != condition:
+            layer.alarm = condition
+            exact = (("layer", name), ("diagnosis", condition))
+            floats = (
+                ("grad_norm", norm), ("baseline", _power(layer.mean)), ("sigma", self._rules.sigma)
+            )  # fmt: skip
+            found.append(Expected(step, "alarm", exact, floats, layer.near))
+
+    def _condition(self, layer: _Layer, norm: float, size: float, margin: float) -> str | None:
+        mean = layer.mean
+        low, high = mean - margin, mean + margin
+        # As in above(), for both sides at once; ``size`` lies between -30 and 309.
+        if abs(size - low) <= _NEAR_SIZE or abs(size - high) <= _NEAR_SIZE:
+            layer.near = True
+        if norm == 0:
+            if abs(mean + 29.0) <= _NEAR_SIZE:
+                layer.near = True
+            if mean > -29.0:  # noqa: PLR2004 - above what a zero counts as, by a decade
+                return "no_gradient"
+        if size < low:
+            return "vanishing"
+        return "exploding" if size > high else None
+
+
+def _power(decades: float) -> float:
+    """Ten to that power; infinite where a float cannot be that large."""
+    try:
+        return math.pow(10.0, decades)
+    except OverflowError:
+        return math.inf
+
+
+def _layers(rules: Rules) -> Layers:
+    """The compiled layers where they were built."""
+    if compiled is not None:
+        with contextlib.suppress(OverflowError):  # counts beyond 64 bits
+            made = compiled.Layers(
+                Expected, rules.sigma, rules.warmup, rules.rate_floor, rules.min_decades,
+                rules.confirmations, _NEAR_SIZE,
+            )  # fmt: skip
+            return cast("Layers", made)
+    return Layers(rules)
+
+
 class Decisions:
     """Everything the rules remember between two checks.
 
@@ -142,7 +248,7 @@ class Decisions:
         self._spiking = False
         self._gradient_nonfinite = False
         self._without_gradients = False
-        self._layers: dict[str, _Layer] = {}
+        self._layers = _layers(rules)
 
     def check(self, step: int, loss: float | None, grad: Mapping[str, float]) -> list[Expected]:
         """The events of one check, in the order in which a monitor writes them."""
@@ -165,15 +271,14 @@ class Decisions:
             self._gradient_nonfinite = bool(bad)
         if bad:
             grad = {name: norm for name, norm in grad.items() if math.isfinite(norm)}
-        self._check_layers(step, grad, found)
+        self._layers.check(step, grad, found)
         return found
 
     def near(self, layer: object) -> bool:
         """Whether what was decided about a layer, or the loss (None), might have been otherwise."""
         if layer is None:
             return self._loss.near
-        found = self._layers.get(layer) if isinstance(layer, str) else None
-        return found is not None and found.near
+        return isinstance(layer, str) and bool(self._layers.near(layer))
 
     def _nonfinite(self, step: int, event: str, names: list[str]) -> Expected:
         shown = (("layers", names[: self._rules.layer_limit]),)
@@ -206,77 +311,3 @@ class Decisions:
     def _loss_event(self, step: int, event: str, loss: float) -> Expected:
         floats = (("value", loss), ("baseline", self._loss.mean))
         return Expected(step, event, (), floats, near=self._loss.near)
-
-    def _check_layers(self, step: int, grad: Mapping[str, float], found: list[Expected]) -> None:
-        """Look at the norms of one check, which are finite numbers.
-
-        This runs for every layer of every row that is verified: what is nothing to write about is
-        seen to here, without a call.
-        """
-        sigma, warmup, floor, min_decades, *_ = self._rules
-        layers, log10, sqrt = self._layers, math.log10, math.sqrt
-        for name, norm in grad.items():
-            layer = layers.get(name)
-            if layer is None:
-                layer = layers[name] = _Layer()
-            size = log10(norm + 1e-30)
-            count, mean, variance = layer.count, layer.mean, layer.variance
-            if count >= warmup:
-                margin = sigma * (sqrt(variance) + 1e-6)
-                # Not max(), for the same reason.
-                if margin < min_decades:  # noqa: PLR1730
-                    margin = min_decades
-                if (
-                    norm == 0
-                    # Beyond a limit, or nearer to one than that.
-                    or not mean - margin + _WATCHED < size < mean + margin - _WATCHED
-                ):
-                    condition = self._condition(layer, norm, size, margin)
-                    if condition is not None:
-                        self._found(step, name, norm, layer, condition, found)
-                        continue
-                if layer.repeats:
-                    layer.pending = None
-                    layer.repeats = 0
-                if layer.alarm is not None:
-                    exact = (("layer", name), ("diagnosis", layer.alarm))
-                    floats = (("grad_norm", norm), ("baseline", 10**mean))
-                    found.append(Expected(step, "alarm_cleared", exact, floats, layer.near))
-                    layer.alarm = None
-            # As in update().
-            rate = 1 / (count + 1)
-            if rate < floor:  # noqa: PLR1730
-                rate = floor
-            distance = size - mean
-            layer.mean = mean + rate * distance
-            layer.variance = (1 - rate) * (variance + rate * distance * distance)
-            layer.count = count + 1
-
-    def _found(  # noqa: PLR0913, PLR0917 - what was found, and where
-        self, step: int, name: str, norm: float, layer: _Layer, condition: str,
-        found: list[Expected],
-    ) -> None:  # fmt: skip
-        layer.repeats = layer.repeats + 1 if condition == layer.pending else 1
-        layer.pending = condition
-        if layer.repeats >= self._rules.confirmations and layer.alarm != condition:
-            layer.alarm = condition
-            exact = (("layer", name), ("diagnosis", condition))
-            floats = (
-                ("grad_norm", norm), ("baseline", 10**layer.mean), ("sigma", self._rules.sigma)
-            )  # fmt: skip
-            found.append(Expected(step, "alarm", exact, floats, layer.near))
-
-    def _condition(self, layer: _Layer, norm: float, size: float, margin: float) -> str | None:
-        mean = layer.mean
-        low, high = mean - margin, mean + margin
-        # As in above(), for both sides at once; ``size`` lies between -30 and 309.
-        if abs(size - low) <= _NEAR_SIZE or abs(size - high) <= _NEAR_SIZE:
-            layer.near = True
-        if norm == 0:
-            if abs(mean + 29.0) <= _NEAR_SIZE:
-                layer.near = True
-            if mean > -29.0:  # noqa: PLR2004 - above what a zero counts as, by a decade
-                return "no_gradient"
-        if size < low:
-            return "vanishing"
-        return "exploding" if size > high else None

@@ -12,8 +12,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from cirron_otel import semconv
 from cirron_otel.errors import RecordError
 from cirron_otel.training_record.checking.findings import FAIL, PASS, Check, shown, shown_hash
@@ -96,6 +94,9 @@ def _in_document(data: bytes, name: str) -> Iterator[Anchor]:
     """Anchors anywhere in a document. Raises ``ValueError`` where it is no JSON."""
     if not data.strip():
         return
+    # Only here: most records are verified without anchors, and it takes a while to load.
+    import msgspec  # noqa: PLC0415
+
     try:
         stack: list[Any] = [msgspec.json.decode(data)]
     except RecursionError:
@@ -180,7 +181,8 @@ class AnchorCheck:
 
     def __init__(self, anchors: list[Anchor]) -> None:
         self._all = anchors
-        self._open: dict[int, set[Anchor]] = {}
+        #: By line, the anchors that no line was held against yet.
+        self.open: dict[int, set[Anchor]] = {}
         self._wrong: list[str] = []
         self._run_id: object = None
         self._matched = 0
@@ -193,7 +195,7 @@ class AnchorCheck:
         self._lines = index + 1
         if index == 0:
             self._choose(event.get("run_id"))
-        for anchor in self._open.pop(index, ()):
+        for anchor in self.open.pop(index, ()):
             if anchor.hash == digest:
                 self._matched += 1
                 self._last = index
@@ -203,11 +205,15 @@ class AnchorCheck:
                     f"diary has {shown_hash(digest)}: the diary was rewritten"
                 )
 
+    def passed(self, lines: int) -> None:
+        """So many lines were there so far; those without an anchor need not be told one by one."""
+        self._lines = lines
+
     def _choose(self, run_id: object) -> None:
         self._run_id = run_id
         known = {anchor for anchor in self._all if anchor.run_id == run_id}
         for anchor in known:
-            self._open.setdefault(anchor.seq, set()).add(anchor)
+            self.open.setdefault(anchor.seq, set()).add(anchor)
             if anchor.metrics_digest not in {None, _NO_ROWS}:
                 self.wanted[str(anchor.metrics_digest)] = anchor
 
@@ -215,7 +221,7 @@ class AnchorCheck:
         """The verdict, once the diary and the rows have been read."""
         wrong = list(self._wrong)
         cut = sorted(
-            (anchor for anchors in self._open.values() for anchor in anchors),
+            (anchor for anchors in self.open.values() for anchor in anchors),
             key=lambda anchor: (anchor.seq, anchor.hash),
         )
         wrong += [

@@ -3,55 +3,41 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Mapping
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
-
-import msgspec
+from typing import Any, Protocol
 
 from cirron_otel.training_record.canonical import canonical
 from cirron_otel.training_record.chain import GENESIS
+from cirron_otel.training_record.checking.course import Course
 from cirron_otel.training_record.checking.findings import Findings, shown
 from cirron_otel.training_record.checking.reader import (
     Line,
     Readable,
-    fast_canonical,
     is_blank,
     read_lines,
 )
 from cirron_otel.training_record.checking.replay import Replay
-from cirron_otel.training_record.events import EVENTS, SEVERITIES, EventType, problems
-from cirron_otel.training_record.rules import number
+from cirron_otel.training_record.compiled import compiled
+from cirron_otel.training_record.events import EVENTS, QUICK, is_in_order, problems
 
 #: A clock that is set back by less is no news.
 _BACK_S = 1.0
-#: Nobody looks for numbers at deeper levels of a line.
-_DEEPEST = 32
-_TIMES = frozenset({int, float, msgspec.Raw})
+_TIMES = frozenset({int, float})
 
 
 class Watcher(Protocol):
-    """Is told the hash of every line."""
+    """Is told the hash of every line that it has an eye on."""
+
+    @property
+    def open(self) -> Container[int]:
+        """The lines that it must be told of."""
+
+    def passed(self, lines: int) -> None:
+        """So many lines were there in all."""
 
     def line(self, index: int, event: Mapping[str, Any], digest: object) -> None:
         """Line ``index``, counted from 0; ``digest`` is its ``hash``."""
-
-
-class _Quick(NamedTuple):
-    """An event type's rules, ready to be looked at a hundred thousand times."""
-
-    required: frozenset[str]
-    fixed: tuple[tuple[str, object], ...]
-    choices: tuple[tuple[str, frozenset[str]], ...]
-    has_step: bool
-
-
-def _quick(form: EventType) -> _Quick:
-    fixed = tuple(form.fixed.items())
-    return _Quick(form.required, fixed, tuple(form.choices.items()), "step" in form.required)
-
-
-_QUICK = {name: _quick(form) for name, form in EVENTS.items()}
 
 
 class Diary:
@@ -63,17 +49,18 @@ class Diary:
 
     def __init__(self, findings: Findings, replay: Replay | None, watcher: Watcher | None) -> None:
         self._findings = findings
-        self._replay = replay
-        self._watcher = watcher
+        self.replay = replay
+        self.watcher = watcher
         self._seen = sha256()
         self.count = 0
-        self.head: str | None = None
         #: Number of the first line that could not be read, from 1.
         self.bad_line: int | None = None
         #: What a writer that died left of its last line.
         self.half_line: bytes | None = None
         self.unended = False
         self.bad_genesis: object = None
+        #: ``hash`` of the last line, which the next one's ``prev`` must be.
+        self.chained: object = GENESIS
         self.chain_break: str | None = None
         self.seq_break: str | None = None
         self.first: Mapping[str, Any] = {}
@@ -86,15 +73,22 @@ class Diary:
         self.channels_repaired = 0
         #: Rows that lines vouch for and the metrics file does not have.
         self.rows_missing = 0
+        #: Whether lines say what the rows were.
+        self.digested = False
         #: Events that the writer could not write, as later lines say.
         self.lost_events = 0
         self.last_step = -1
-        self._last_time = float("-inf")
+        self.last_time = float("-inf")
 
     @property
     def file_digest(self) -> str:
         """SHA-256 of the whole file."""
         return self._seen.hexdigest()
+
+    @property
+    def head(self) -> str | None:
+        """The hash of the last line, where it is text."""
+        return self.chained if self.count and isinstance(self.chained, str) else None
 
     @property
     def finished(self) -> bool:
@@ -103,28 +97,29 @@ class Diary:
 
     def read(self, file: Readable) -> None:
         """Read the file to its end. Blocks on the disk; raises ``OSError`` only."""
-        self._take(read_lines(file, self._seen.update))
+        if compiled is None:
+            for line in read_lines(file, self._seen.update):
+                self.take(line)
+        else:
+            Course(self).read(file, self._seen.update)
 
-    def _take(self, lines: Iterable[Line]) -> None:
-        chained: object = GENESIS
-        for line in lines:
-            flaws = line.flaws
-            if flaws is not None and self._flawed(line):
-                continue
-            value = line.value
-            index = self.count
-            self.count = index + 1
-            prev, digest = value.pop("prev", None), value.pop("hash", None)
-            if index == 0:
-                self.bad_genesis = None if prev == GENESIS else shown(prev)
-                chained = prev
-            if self.chain_break is None:
-                self._check_link(line, index, prev, digest, chained)
-            chained = digest
-            self.head = digest if isinstance(digest, str) else None
-            if self._watcher is not None:
-                self._watcher.line(index, value, digest)
-            self._check_event(index, value, prev, digest)
+    def take(self, line: Line) -> None:
+        """The next line of the file, whatever is on it."""
+        if line.flaws is not None and self._flawed(line):
+            return
+        value = line.value
+        index = self.count
+        self.count = index + 1
+        prev, digest = value.pop("prev", None), value.pop("hash", None)
+        if index == 0:
+            self.bad_genesis = None if prev == GENESIS else shown(prev)
+            self.chained = prev
+        if self.chain_break is None:
+            self._check_link(line, index, prev, digest)
+        self.chained = digest
+        if self.watcher is not None:
+            self.watcher.line(index, value, digest)
+        self._check_event(index, value, prev, digest)
 
     # --- lines and links --------------------------------------------------------------------------
 
@@ -153,22 +148,18 @@ class Diary:
             self._findings.add("portable", f"{where}: {flaws.portable}")
         return is_blank(line)
 
-    def _check_link(
-        self, line: Line, index: int, prev: object, digest: object, chained: object
-    ) -> None:
+    def _check_link(self, line: Line, index: int, prev: object, digest: object) -> None:
         value = line.value
         made = None
         if type(prev) is str:
             try:
-                body = (
-                    fast_canonical(value)
-                    if line.flaws is None
-                    else canonical(value).encode("ascii")
-                )
+                body = line.body
+                if body is None:
+                    body = canonical(value).encode("ascii")
                 made = sha256(prev.encode() + body).hexdigest()
             except (ValueError, RecursionError):
                 made = None
-        if made == digest and made is not None and prev == chained:
+        if made == digest and made is not None and prev == self.chained:
             return
         name = f"event {index} (seq {shown(value.get('seq'))}, {shown(value.get('event'))})"
         if made != digest or made is None:
@@ -185,27 +176,28 @@ class Diary:
         kind, seq = value.get("event"), value.get("seq")
         if (type(seq) is not int or seq != index) and self.seq_break is None:
             self.seq_break = f"event {index} has seq {shown(seq)}"
-        form = _QUICK.get(kind) if type(kind) is str else None
+        form = QUICK.get(kind) if type(kind) is str else None
         if (
             form is None
             or self.chain_break is not None
             or type(seq) is not int
-            or not _in_order(value, form)
+            or type(value.get("time")) not in _TIMES
+            or not is_in_order(value, form)
         ):
             self._check_fields(index, value, prev, digest)
         if form is not None:
             self._count(str(kind), value)
         if index == 0:
-            self.first = _plain(value)
-            if self._replay is not None:
-                self._replay.start(self.first)
+            self.first = dict(value)
+            if self.replay is not None:
+                self.replay.start(self.first)
         self.last = value
         lost = value.get("lost_before")
         if type(lost) is int and lost > 0:
             self.lost_events += lost
         self._check_time(index, value)
-        if self._replay is not None:
-            self._check_rows(index, str(kind), value, self._replay)
+        if self.replay is not None:
+            self._check_rows(index, str(kind), value, self.replay)
         step = value.get("step")
         if type(step) is int:
             if step < self.last_step:
@@ -218,7 +210,7 @@ class Diary:
     def _check_fields(
         self, index: int, value: Mapping[str, Any], prev: object, digest: object
     ) -> None:
-        line = _plain(value)
+        line = dict(value)
         line.update(
             {name: item for name, item in (("prev", prev), ("hash", digest)) if item is not None}
         )
@@ -249,15 +241,16 @@ class Diary:
             time = float(value["time"])
         except (KeyError, TypeError, ValueError, OverflowError):
             return
-        if time < self._last_time - _BACK_S:
+        if time < self.last_time - _BACK_S:
             self._findings.add(
-                "times", f"event {index} is {self._last_time - time:.3f} s before the one before it"
+                "times", f"event {index} is {self.last_time - time:.3f} s before the one before it"
             )
-        self._last_time = time
+        self.last_time = time
 
     def _check_rows(self, index: int, kind: str, value: Mapping[str, Any], replay: Replay) -> None:
         digest, rows = value.get("metrics_digest"), value.get("metrics_rows")
         if type(digest) is str:
+            self.digested = True
             missing = replay.to_digest(digest, rows if type(rows) is int else None)
             if missing:
                 self.rows_missing = max(self.rows_missing, missing)
@@ -268,45 +261,6 @@ class Diary:
         step = value.get("step")
         if type(step) is int and kind in EVENTS:
             replay.event(step, value)
-
-
-def _in_order(value: Mapping[str, Any], form: _Quick) -> bool:
-    """Whether a line is beyond doubt; where it is not, somebody looks more closely."""
-    if not form.required <= value.keys() or type(value.get("time")) not in _TIMES:
-        return False
-    for name, wanted in form.fixed:
-        found = value[name]
-        if found is not wanted and (type(found) is not type(wanted) or found != wanted):
-            return False
-    for name, allowed in form.choices:
-        found = value[name]
-        if type(found) is not str or found not in allowed:
-            return False
-    if form.has_step:
-        step = value["step"]
-        if type(step) is not int or step < 0:
-            return False
-    if "severity" in value:
-        found = value["severity"]
-        return type(found) is str and found in SEVERITIES
-    return True
-
-
-def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    """A line's own fields as plain values; floats inside its objects too."""
-    return {name: _float(item) for name, item in value.items()}
-
-
-def _float(value: Any, depth: int = _DEEPEST) -> Any:  # noqa: ANN401 - any JSON value
-    if type(value) is msgspec.Raw:
-        return number(value)
-    if depth == 0:
-        return value
-    if type(value) is dict:
-        return {name: _float(item, depth - 1) for name, item in value.items()}
-    if type(value) is list:
-        return [_float(item, depth - 1) for item in value]
-    return value
 
 
 def _is_half(raw: bytes) -> bool:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import NamedTuple
 
-from msgspec import Raw
-
 PASS = "pass"  # noqa: S105 - a verdict, not a secret
 FAIL = "fail"
 ABSENT = "absent"
@@ -61,8 +59,6 @@ class Findings:
 
 def shown(value: object, limit: int = _MAX_SHOWN_TEXT) -> str:
     """A value of the record as it may be shown on a terminal: short, and printable throughout."""
-    if isinstance(value, Raw):  # a float, as it is spelled
-        value = bytes(value).decode("ascii", "replace")
     if isinstance(value, int) and value.bit_length() > 4 * limit:
         return "a very long integer"
     if isinstance(value, (dict, list)):

@@ -1,10 +1,9 @@
 """Reading a file of JSON lines that anybody may have written, in constant memory.
 
 What comes out is what ``json.loads`` makes of each line, with what is wrong with the line beside
-it. Almost every line of a real record is written as ``json.dumps`` writes it, and such lines are
-read by the block: decoded at once, written again at once, and compared. Equal text proves that no
-key stands there twice and that every token is spelled canonically, so the canonical form is the
-fast encoder's. A block where that does not hold is read line by line, slowly.
+it. Almost every line of a real record is written as ``json.dumps`` writes it, and is read quickly:
+by the compiled reader, or as ``spelled.py`` does where that was not built. Any other line is read
+slowly.
 """
 
 from __future__ import annotations
@@ -12,23 +11,16 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-import msgspec
-
 from cirron_otel.errors import RecordError
 from cirron_otel.training_record.chain import MAX_LINE
+from cirron_otel.training_record.compiled import compiled
 
 _BLOCK = 128 * 1024
 _TRIES = 100
-
-#: Sorted and compact: the canonical form of what :func:`read_lines` gives without flaws.
-fast_canonical = msgspec.json.Encoder(order="sorted").encode
-_in_order = msgspec.json.Encoder()
-_plain_lines = msgspec.json.Decoder().decode_lines
-_FLOATS = msgspec.json.Decoder(list[float])
 
 
 class Flaws(NamedTuple):
@@ -46,12 +38,14 @@ class Flaws(NamedTuple):
 
 
 class Line(NamedTuple):
-    """One line. Where ``flaws`` is None, floats are ``msgspec.Raw``: ``float(value)`` reads one."""
+    """One line: what stands on it, and what is wrong with it."""
 
     number: int
     raw: bytes
     value: dict[str, Any]
     flaws: Flaws | None
+    #: The canonical form of ``value`` without ``prev`` and ``hash``, where it is known already.
+    body: bytes | None = None
 
 
 class NotRegularError(RecordError):
@@ -118,42 +112,69 @@ def read_lines(
 ) -> Iterator[Line]:
     """Every line, in order, blank ones too (:func:`is_blank`); blocks on the disk.
 
-    ``seen`` gets all bytes of the file, in pieces, before the lines they hold come out. With
-    ``floats`` numbers come as floats, and nobody needs a canonical form. Raises ``OSError`` only.
+    ``seen`` gets all bytes of the file, in pieces, before the lines they hold come out. Many floats
+    a line are read more quickly with ``floats``. Raises ``OSError`` only.
     """
-    decode = _Fast(floats=floats)
+    decode = _decoder(floats=floats)
     number = 1
-    for block in _blocks(file, seen):
+    for block in blocks(file, seen):
         if block is None:
-            yield Line(number, b"", {}, Flaws(error=f"longer than {MAX_LINE >> 20} MiB"))
+            yield too_long(number)
             number += 1
             continue
-        values = decode(block)
         raws = block.split(b"\n")
-        if values is not None:
-            for raw, value in zip(raws, values, strict=False):
-                yield Line(number, raw, value, None)
-                number += 1
-            continue
         unended = raws.pop()
-        for raw in raws:
-            yield from _one(decode, number, raw)
+        values = decode(block) or _each(decode, raws)
+        for raw, value in zip(raws, values, strict=True):
+            if value is None:
+                yield careful_line(number, raw)
+            elif type(value) is tuple:
+                yield Line(number, raw, value[0], None, value[1])
+            else:
+                yield Line(number, raw, value, None)
             number += 1
         if unended.strip():
-            value, flaws = slow(unended)
-            yield Line(number, unended, value, flaws._replace(unended=True))
+            yield unended_line(number, unended)
 
 
-def _one(decode: _Fast, number: int, raw: bytes) -> Iterator[Line]:
-    values = decode(raw + b"\n")
-    if values is not None:
-        yield Line(number, raw, values[0], None)
-    elif raw.strip():
-        yield Line(number, raw, *slow(raw))
-    elif raw.strip(b"\r"):
-        yield Line(number, raw, {}, Flaws(spelling="white space"))
-    else:
-        yield Line(number, raw, {}, Flaws(spelling="a blank line"))
+def _decoder(*, floats: bool) -> Callable[[bytes], Any]:
+    """What gives the objects of whole lines, or the object and the body of each.
+
+    None for a line, or for all, where it is not sure.
+    """
+    if compiled is not None:
+        return cast("Callable[[bytes], Any]", compiled.Reader().values)
+    # Only here: it needs msgspec, which takes as long to load as the rest of a verifier.
+    from cirron_otel.training_record.checking.spelled import Spelled  # noqa: PLC0415
+
+    return Spelled(floats=floats)
+
+
+def _each(decode: Callable[[bytes], Any], raws: Sequence[bytes]) -> Iterator[Any]:
+    """The same line by line, where a block holds one that cannot be decoded quickly."""
+    for raw in raws:
+        values = decode(raw + b"\n")
+        yield values[0] if values else None
+
+
+def too_long(number: int) -> Line:
+    """What stands for a line that is longer than any may be."""
+    return Line(number, b"", {}, Flaws(error=f"longer than {MAX_LINE >> 20} MiB"))
+
+
+def unended_line(number: int, raw: bytes) -> Line:
+    """The last line of a file, where it has no line end."""
+    value, flaws = slow(raw)
+    return Line(number, raw, value, flaws._replace(unended=True))
+
+
+def careful_line(number: int, raw: bytes) -> Line:
+    """A line that may be anything."""
+    if raw.strip():
+        return Line(number, raw, *slow(raw))
+    return Line(
+        number, raw, {}, Flaws(spelling="white space" if raw.strip(b"\r") else "a blank line")
+    )
 
 
 def is_blank(line: Line) -> bool:
@@ -161,7 +182,7 @@ def is_blank(line: Line) -> bool:
     return line.flaws is not None and line.flaws.error is None and not line.raw.strip()
 
 
-def _blocks(file: Readable, seen: Callable[[bytes], object] | None) -> Iterator[bytes | None]:
+def blocks(file: Readable, seen: Callable[[bytes], object] | None) -> Iterator[bytes | None]:
     """Whole lines, many at a time; None for a line that is too long; last what has no line end."""
     rest = b""
     skipping = False
@@ -185,67 +206,6 @@ def _blocks(file: Readable, seen: Callable[[bytes], object] | None) -> Iterator[
         yield None
     elif rest:
         yield rest
-
-
-class _Fast:
-    """Decodes a block of lines that are spelled as ``json.dumps`` spells them, else gives None."""
-
-    def __init__(self, *, floats: bool) -> None:
-        tokens: list[str] = []
-        keep, raw = tokens.append, msgspec.Raw
-
-        def as_written(token: str) -> msgspec.Raw:
-            keep(token)
-            return raw(token)
-
-        self._tokens = tokens
-        self._floats = floats
-        # Where there are many floats, decoding three times is cheaper than a call for each.
-        self._decode = msgspec.json.Decoder(float_hook=raw if floats else as_written).decode_lines
-        self._collect = msgspec.json.Decoder(float_hook=keep).decode_lines
-
-    def __call__(self, block: bytes) -> list[dict[str, Any]] | None:
-        # Escapes are left to the slow way: this decoder and Python's differ in some of them.
-        if not block.isascii() or b"\\" in block or b"\x7f" in block:
-            return None
-        self._tokens.clear()
-        try:
-            values = self._decode(block)
-            text = _in_order.encode_lines(values)
-            if self._floats:
-                values = _plain_lines(block)
-                self._collect(block)
-        except (ValueError, RecursionError, OverflowError):
-            return None
-        if len(values) != block.count(b"\n"):
-            return None
-        if text != block and not _is_spaced(text, block):
-            return None
-        if not all(type(value) is dict for value in values) or not canonical_floats(self._tokens):
-            return None
-        return cast("list[dict[str, Any]]", values)
-
-
-def _is_spaced(text: bytes, block: bytes) -> bool:
-    """Whether a block is the compact lines ``text`` with a space after each comma and colon."""
-    try:
-        one = msgspec.json.format(b"[%b]" % text[:-1].replace(b"\n", b","), indent=0)
-    except (ValueError, RecursionError):
-        return False
-    return one[1:-1] == block[:-1].replace(b"\n", b", ")
-
-
-def canonical_floats(tokens: list[str]) -> bool:
-    """Whether every number is spelled as Python's ``repr`` spells it."""
-    odd = [token for token in tokens if "e" in token or "E" in token or "0.0000" in token]
-    if odd:
-        if any(repr(float(token)) != token for token in odd):
-            return False
-        known = set(odd)
-        tokens = [token for token in tokens if token not in known]
-    # Between 1e-4 and 1e16 both print the shortest digits that read back as the same number.
-    text = f"[{','.join(tokens)}]".encode()
-    return msgspec.json.encode(_FLOATS.decode(text)) == text
 
 
 class _Pairs:

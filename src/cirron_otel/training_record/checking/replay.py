@@ -8,7 +8,6 @@ every event the rows call for must be there.
 from __future__ import annotations
 
 import os
-import platform
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -42,13 +41,12 @@ _MAX_OPEN = 10_000
 
 def _is_this_platform(named: object) -> bool:
     here = os.uname()
+    if not (isinstance(named, str) and named.startswith(here.sysname) and here.release in named):
+        return False
     # platform() starts a process, which a record from elsewhere should not wait for.
-    return (
-        isinstance(named, str)
-        and named.startswith(here.sysname)
-        and here.release in named
-        and named == platform.platform()
-    )
+    import platform  # noqa: PLC0415
+
+    return named == platform.platform()
 
 
 class Replay:
@@ -63,8 +61,10 @@ class Replay:
         self.bit_for_bit = False
         self._findings = findings
         self._decisions: Decisions | None = None
-        self._open: deque[Expected] = deque()
-        self._evaluated = False
+        #: The events that the rows so far call for and the diary has not had yet, in order.
+        self.expected: deque[Expected] = deque()
+        #: Whether those of the row at hand are among them.
+        self.evaluated = False
         self._rowless_step = -1
         self._levels: dict[str, str] = {}
         self._sizes: dict[str, int] = {}
@@ -114,6 +114,16 @@ class Replay:
             self._pop()
         return 0 if self.rows.digest == digest else None
 
+    def at_hand(self, most: int) -> tuple[int, deque[Expected] | None]:
+        """The step whose events may be matched as they come, -1 for none, and what is expected.
+
+        None instead of events where nothing is recomputed. Steps beyond ``most`` do not count.
+        """
+        row = self.rows.row
+        ready = row is not None and (self.evaluated or self.why_not is not None)
+        step = row.step if ready and row is not None and row.step < most else -1
+        return step, self.expected if self.why_not is None else None
+
     def finish(self) -> None:
         """Walk to the end; what is still open then is missing in the diary."""
         while self.rows.row is not None:
@@ -142,13 +152,13 @@ class Replay:
         if row is not None:
             self._evaluate(row)
         self.rows.pop()
-        self._evaluated = False
+        self.evaluated = False
 
     def _evaluate(self, row: Row) -> None:
-        if self._evaluated or self.why_not is not None or self._decisions is None:
+        if self.evaluated or self.why_not is not None or self._decisions is None:
             return
-        self._evaluated = True
-        self._open += self._decisions.check(row.step, row.loss, row.grad)
+        self.evaluated = True
+        self.expected += self._decisions.check(row.step, row.loss, row.grad)
         for layer, counts in row.stuck.items():
             total = sum(counts)
             level = self._levels.get(layer, "none")
@@ -159,12 +169,12 @@ class Replay:
                 self._levels[layer] = new
                 exact = (("layer", layer), *zip(_STUCK, counts, strict=False))
                 kind = "channels_cleared" if total == 0 else "channels"
-                self._open.append(Expected(row.step, kind, exact, (), near=False))
-        while len(self._open) > _MAX_OPEN:
-            self._miss(self._open.popleft())
+                self.expected.append(Expected(row.step, kind, exact, (), near=False))
+        while len(self.expected) > _MAX_OPEN:
+            self._miss(self.expected.popleft())
 
     def _match(self, step: int, event: Mapping[str, Any]) -> None:
-        still = self._open
+        still = self.expected
         if still and still[0].step < step:
             self._missing_before(step)
         self.compared += 1
@@ -217,8 +227,8 @@ class Replay:
         return abs(found - value) <= NEAR * max(abs(found), abs(value))
 
     def _missing_before(self, step: int | None) -> None:
-        while self._open and (step is None or self._open[0].step < step):
-            self._miss(self._open.popleft())
+        while self.expected and (step is None or self.expected[0].step < step):
+            self._miss(self.expected.popleft())
 
     def _miss(self, expected: Expected) -> None:
         layer = dict(expected.exact).get("layer")

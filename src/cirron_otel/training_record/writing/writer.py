@@ -16,8 +16,8 @@ from cirron_otel.clock import Clock
 from cirron_otel.errors import RecordError
 from cirron_otel.training_record.chain import GENESIS, MAX_LINE
 from cirron_otel.training_record.counts import Counts
-from cirron_otel.training_record.events import EVENTS, field_problems
-from cirron_otel.training_record.line_text import body_text, diary_line
+from cirron_otel.training_record.events import QUICK, field_problems, is_in_order
+from cirron_otel.training_record.line_text import made_line
 from cirron_otel.training_record.writing.appending import append, trim
 from cirron_otel.training_record.writing.row_text import row_line
 
@@ -73,7 +73,8 @@ class Writer:
         state = self.state
         if state.run_end is not None:
             raise RecordError("the record has ended: nothing is written after run_end")
-        if event not in EVENTS:
+        form = QUICK.get(event)
+        if form is None:
             raise RecordError(
                 f"there is no event type {event!r}: put new data into further fields of a known one"
             )
@@ -85,11 +86,10 @@ class Writer:
             self._add_where(given)
         if lost > state.events_told:
             given["lost_before"] = lost - state.events_told
-        body, text = body_text(given)
-        wrong = field_problems(body)
-        if wrong or not RESERVED.isdisjoint(fields):
-            raise RecordError(f"{event}: {'; '.join(wrong) or 'a field has a reserved name'}")
-        head, data = diary_line(state.head, text)
+        body, head, data = made_line(state.head, given)
+        if not is_in_order(body, form) or not RESERVED.isdisjoint(fields):
+            wrong = "; ".join(field_problems(body)) or "a field has a reserved name"
+            raise RecordError(f"{event}: {wrong}")
         _fits(data, event)
         size = append(self.files.diary, state.diary_size, data)
         counts = state.counts.with_event(body)
