@@ -6,9 +6,14 @@
     benchmarks/run_cost.py --check          ends with 1 when a "must" is missed
 
 Scopes alone against scopes with everything that is on by default (time by category, progress,
-watchdog, stragglers), block by block in turn in one process; a block ends with a flush. Nobody can
-switch these off, so the side without them takes them out by hand. How well stragglers are found is
-``benchmarks/stragglers.py``.
+watchdog, stalls, throughput), in blocks of about a second in turn, each with the flush that comes
+once a second, all in one recording. Nobody can switch these off, so for the side without them they
+are taken out by hand. Nothing of it runs where the training does: what it adds is CPU time of the
+flush, a thousandth of the block, while steps of torch themselves differ by some percent from block
+to block. So the flushes are compared, and the whole steps are shown beside it.
+
+``ddp`` is what a replicated model's hooks add (who waits for whom): a process group of one rank.
+How well stragglers are found is ``benchmarks/stragglers.py``.
 """
 
 from __future__ import annotations
@@ -17,12 +22,13 @@ import gc
 import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from groups import measure_groups
 from harness import Bench, Result, Row, child, load
-from torch_hook import block, prepared
+from torch_hook import prepared, training, warmed_up
 
 SCRIPT = Path(__file__).name
 #: Steps of the training whose categories are added up.
@@ -33,28 +39,74 @@ def compare(work: str, block_s: float, pairs: int) -> Result:
     """Blocks of steps with scopes alone, and with everything on: us a step, clock and CPU."""
     _, run, count, _ = prepared(work, block_s)
     ci = load("cirron_otel")
-    taken: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
+    ci.profile(frameworks=["torch"], snapshots=None, terminal="none", flush_interval=3600)
+    rec: Any = load("cirron_otel.recorder")._current  # noqa: SLF001 - see the module's text
+    watch, seen, watchers = rec.run, rec.batcher.seen, list(rec.out.watchers)
+    run(count)
+    ci.flush()
+    taken: dict[bool, list[dict[str, float]]] = {False: [], True: []}
     for pair in range(pairs):
         for everything in (False, True) if pair % 2 == 0 else (True, False):
+            rec.run, rec.batcher.seen = (watch, seen) if everything else (None, None)
+            rec.out.watchers = list(watchers) if everything else []
+            before = watch.ledger.steps
             gc.collect()
-            ci.profile(frameworks=["torch"], snapshots=None, terminal="none")
-            if not everything:
-                _alone()
-            taken[everything].append(block(run, count, ci.flush))
-            steps = ci.health()["run"]["steps"]
-            ci.shutdown()
-            if everything != bool(steps):
-                raise SystemExit(f"the ledger has {steps} steps, everything on: {everything}")
-    return {"pairs": [[alone, both] for alone, both in zip(taken[False], taken[True], strict=True)]}
+            taken[everything].append(_block(run, count, ci.flush))
+            if (watch.ledger.steps - before == count) != everything:
+                raise SystemExit(f"the ledger has other steps than the {count} of a block")
+    rec.run, rec.batcher.seen, rec.out.watchers = watch, seen, watchers
+    ci.shutdown()
+    return {"alone": taken[False], "both": taken[True]}
 
 
-def _alone() -> None:
-    """Leave nothing but scopes."""
-    recorder = load("cirron_otel.recorder")
-    rec: Any = recorder._current  # noqa: SLF001 - see the module's text
-    rec.run = None
-    rec.batcher.seen = None
-    rec.out.watchers.clear()
+def _block(run: Callable[[int], None], count: int, flush: Callable[[], object]) -> dict[str, float]:
+    """A block and its flush, us a step: by the clock, in CPU time, and the flush alone in that."""
+    began, cpu = time.perf_counter(), time.process_time()
+    run(count)
+    between = time.process_time()
+    flush()
+    ended, done = time.perf_counter(), time.process_time()
+    lengths = {"clock": ended - began, "cpu": done - cpu, "flush": done - between}
+    return {name: length * 1e6 / count for name, length in lengths.items()}
+
+
+def replicated(block_s: float, pairs: int) -> Result:
+    """Blocks of steps of a replicated model without and with its hooks, CPU time, us a step."""
+    torch, _, _, _ = prepared("mlp", 0.01)
+    nn, dist = torch.nn, torch.distributed
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    model = nn.parallel.DistributedDataParallel(
+        nn.Sequential(
+            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
+        )
+    )
+    run = training(model, torch.randn(32, 64), torch.randint(0, 10, (32,)))
+    count = max(1, int(block_s / warmed_up(run)))
+    ci = load("cirron_otel")
+    ci.profile(frameworks=["torch"], snapshots=None, terminal="none", flush_interval=3600)
+    rec: Any = load("cirron_otel.recorder")._current  # noqa: SLF001 - as above
+    run(10)
+    (look,) = [
+        one for one in rec.torch_phases.newcomers
+        if type(one.__self__).__name__ == "LastGradients"
+    ]  # fmt: skip
+    replicas = look.__self__._replicas  # noqa: SLF001 - as above
+    (replica,) = replicas
+    taken: dict[bool, list[float]] = {False: [], True: []}
+    for pair in range(pairs):
+        for hooked in (False, True) if pair % 2 == 0 else (True, False):
+            replicas.clear()
+            replica.remove()
+            if hooked:
+                replicas.append(replica)
+                replica._ask_all()  # noqa: SLF001 - as above
+            gc.collect()
+            run(5)
+            taken[hooked].append(_block(run, count, lambda: None)["cpu"])
+            ci.flush()
+    ci.shutdown()
+    dist.destroy_process_group()
+    return {"plain": taken[False], "hooked": taken[True]}
 
 
 def add_up() -> Result:
@@ -82,10 +134,10 @@ def add_up() -> Result:
     return {"wall": wall, "sum": sum(times.values()) - times["startup"], "times": times}
 
 
-SIDES = {"compare": compare, "sum": add_up}
+SIDES = {"compare": compare, "sum": add_up, "replicated": replicated}
 
 
-def _step(bench: Bench, work: str, label: str, must: float, goal: float) -> Row:
+def _step(bench: Bench, work: str, label: str, must: float, goal: float) -> list[Row]:
     done = bench.rounds(
         f"run-{work}",
         SCRIPT,
@@ -93,31 +145,69 @@ def _step(bench: Bench, work: str, label: str, must: float, goal: float) -> Row:
         bench.pick(3, 1),
         {"work": work, "block_s": bench.pick(10, 3) / 10, "pairs": bench.pick(7, 3)},
     )
-    pairs = [pair for one in done for pair in one["compare"]["pairs"]]
-    clock, cpu = (
-        (statistics.median(both[i] / alone[i] for alone, both in pairs) - 1) * 100 for i in (0, 1)
-    )
-    alone = statistics.median(alone[0] for alone, _ in pairs)
-    return Row(
-        f"all of the run on, {label} step",
-        f"{clock:+.2f} % of {alone:.0f} us",
-        "scopes alone",
-        clock,
-        "%",
-        must,
-        goal,
-        note=f"in CPU time of all threads: {cpu:+.2f} %",
-    )
+    pairs = [
+        pair
+        for one in done
+        for pair in zip(one["compare"]["alone"], one["compare"]["both"], strict=True)
+    ]
+    step = statistics.median(alone["cpu"] for alone, _ in pairs)
+    added = statistics.median(both["flush"] - alone["flush"] for alone, both in pairs)
+    share = added / step * 100
+    told = f"all of the run on, {label} step"
+    rows = [
+        Row(
+            f"{told}: what flushing does more, CPU time",
+            f"{added:+.2f} us of {step:.0f} us",
+            "scopes alone",
+            share,
+            "%",
+            must,
+            goal,
+        )
+    ]
+    for name, words in (("cpu", "CPU time of all threads"), ("clock", "by the clock")):
+        ratios = [(both[name] / alone[name] - 1) * 100 for alone, both in pairs]
+        middle = statistics.median(ratios)
+        low, _, high = statistics.quantiles(ratios, n=4)
+        note = f"half of the pairs lie between {low:+.1f} and {high:+.1f} %"
+        rows.append(
+            Row(f"{told}: {words}", f"{middle:+.2f} %", "scopes alone", middle, "%", note=note)
+        )
+    return rows
 
 
 def measure_mlp(bench: Bench) -> list[Row]:
     """A short step."""
-    return [_step(bench, "mlp", "3-layer MLP", 4, 1)]
+    return _step(bench, "mlp", "3-layer MLP", 4, 1)
 
 
 def measure_transformer(bench: Bench) -> list[Row]:
     """A longer step of many modules."""
-    return [_step(bench, "transformer", "4-layer transformer", 1, 0.3)]
+    return _step(bench, "transformer", "4-layer transformer", 1, 0.3)
+
+
+def measure_ddp(bench: Bench) -> list[Row]:
+    """What telling a wait from a backward adds to a step of a replicated model."""
+    done = bench.rounds(
+        "run-ddp",
+        SCRIPT,
+        ["replicated"],
+        bench.pick(3, 1),
+        {"block_s": bench.pick(5, 1) / 10, "pairs": bench.pick(11, 3)},
+    )
+    plain = [one for taken in done for one in taken["replicated"]["plain"]]
+    hooked = [one for taken in done for one in taken["replicated"]["hooked"]]
+    added = statistics.median(b - a for a, b in zip(plain, hooked, strict=True))
+    whole = statistics.median(plain)
+    return [
+        Row(
+            "hooks on DDP's last gradients, 3-layer MLP step, CPU time",
+            f"{added:+.1f} us of {whole:.0f} us",
+            "scopes, without these hooks",
+            added / whole * 100,
+            "%",
+        )
+    ]
 
 
 def measure_sum(bench: Bench) -> list[Row]:
@@ -137,7 +227,12 @@ def measure_sum(bench: Bench) -> list[Row]:
     ]
 
 
-GROUPS = {"mlp": measure_mlp, "transformer": measure_transformer, "sum": measure_sum}
+GROUPS = {
+    "mlp": measure_mlp,
+    "transformer": measure_transformer,
+    "ddp": measure_ddp,
+    "sum": measure_sum,
+}
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1] in SIDES:

@@ -8,7 +8,8 @@ import pytest
 
 from cirron_otel import semconv
 from cirron_otel.batch import SpanRecord
-from cirron_otel.run.ledger import CATEGORIES, CHARGED, Ledger, Row
+from cirron_otel.run.ledger import CATEGORIES, CHARGED, Ledger
+from cirron_otel.run.rows import Row
 from helpers import Rows, RunProgram
 
 #: Two epochs with everything that is told apart, more than one flush long.

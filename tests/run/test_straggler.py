@@ -11,7 +11,8 @@ from click.testing import CliRunner
 from cirron_otel import semconv
 from cirron_otel.cli.app import cli
 from cirron_otel.run import straggler
-from cirron_otel.run.straggler_times import PHASES, Row, StepTimes, Tally, rows_of, rows_of_piece
+from cirron_otel.run.rows import Row
+from cirron_otel.run.straggler_times import PHASES, StepTimes, Tally, rows_of
 from helpers import Rows, RunProgram, on_two_ranks
 
 MS = 1_000_000
@@ -30,8 +31,8 @@ def tallied(rows: Sequence[Row]) -> list[StepTimes]:
 def row(name: str, length: int, inside: str = "", **more: int) -> Row:
     """A closed row of step 7, ``length`` in ms; its id is its name."""
     gpu_ns = more.get("gpu")
-    return Row(name, name.rstrip("0123456789"), 0, length * MS, inside or None,
-               None if gpu_ns is None else gpu_ns * MS, 7)  # fmt: skip
+    return Row(name, name.rstrip("0123456789"), 0, length * MS, inside or None, iteration=7,
+               gpu_ns=None if gpu_ns is None else gpu_ns * MS)  # fmt: skip
 
 
 def test_waiting_is_no_local_time() -> None:
@@ -89,7 +90,6 @@ def test_rows_without_a_step_are_nobodys() -> None:
     tally.settle()
     assert tally.settle() == []
     assert rows_of(b"no batch") == rows_of(b"[1]") == ()
-    assert rows_of_piece(b"{") == ()
     assert [one.id for one in rows_of(b'{"spans":[{"id":"x","name":"y","start_ns":1}]}')] == ["x"]
 
 
@@ -129,6 +129,24 @@ def test_even_ranks_name_nobody() -> None:
     """Unrest is no straggler, neither is work that is shared out otherwise but takes as long."""
     assert named(ranks()) == []
     assert named(ranks((1, "data", 9), (1, "forward", -9))) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "every", "told"),
+    [(4, 10, True), (4, 6, False), (2, 100, False), (9, 6, True), (9, 4, False)],
+)
+def test_less_is_enough_where_it_is_steady(more: int, every: int, told: bool) -> None:  # noqa: FBT001
+    """A rank that is a little slower in nearly all of its steps is one, too; of 45 ms 2 are not."""
+    side = ranks((1, "data", more))
+    even = ranks()[1]
+    steps = {number: even[number] if number % every == 0 else side[1][number] for number in side[1]}
+    fast = {
+        number: msgspec.structs.replace(step, phases=(0, *step.phases[1:]))
+        if number % every == 0
+        else step
+        for number, step in steps.items()
+    }
+    assert named({**side, 1: fast}) == ([(1, "data")] if told else [])
 
 
 def test_several_slow_ranks_are_named_the_slowest_first() -> None:

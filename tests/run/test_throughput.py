@@ -12,10 +12,16 @@ import cirron_otel as ci
 from cirron_otel import semconv
 from cirron_otel.batch_counts import samples_of
 from cirron_otel.run import throughput_peaks
-from cirron_otel.run.throughput import WARMUP, Counts, _Mark, _Step
+from cirron_otel.run.rows import Row
+from cirron_otel.run.throughput import WARMUP, Counts, _Mark
 from helpers import read_spool
 
 SECOND = 1_000_000_000
+
+
+def step(start_ns: int, end_ns: int, iteration: int | None) -> Row:
+    """A step that has ended."""
+    return Row("s", "step", start_ns, end_ns, iteration=iteration)
 
 
 def counted(first: int, steps: int, tokens: float = 100, begin: int = 0) -> Counts:
@@ -23,7 +29,7 @@ def counted(first: int, steps: int, tokens: float = 100, begin: int = 0) -> Coun
     counts = Counts(begin)
     for number in range(first, first + steps):
         counts.marks([_Mark("tokens", tokens, number), _Mark("samples", 4, number)])
-        counts.steps([_Step("step", 0, SECOND // 2, number)])
+        counts.steps([step(0, SECOND // 2, number)])
     return counts
 
 
@@ -31,13 +37,13 @@ def test_one_set_of_steps_for_both_sides() -> None:
     """Tokens of a step count only with its length, and in one rate only (D.105)."""
     counts = counted(0, WARMUP + 10)
     counts.marks([_Mark("tokens", 1e9, 100)])  # still under way
-    counts.steps([_Step("step", 0, SECOND, 200), _Step("forward", 0, SECOND, 100)])
+    counts.steps([step(0, SECOND, 200), Row("f", "forward", 0, SECOND, iteration=100)])
     rate = counts.take()
     assert rate is not None
     assert (rate.tokens, rate.samples, rate.seconds, rate.steps) == (1000, 40, 5.0, 10)
     assert (rate.tokens_per_second, rate.samples_per_second) == (200, 8)
     assert counts.take() is None
-    counts.steps([_Step("step", 0, SECOND, 100)])
+    counts.steps([step(0, SECOND, 100)])
     rate = counts.take()
     assert rate is not None
     assert rate.tokens_per_second == 1e9
@@ -58,7 +64,7 @@ def test_what_is_no_count() -> None:
         _Mark("tokens", "many", 9), _Mark("tokens", None, 9), _Mark("tokens", True, 9),  # noqa: FBT003
         _Mark("tokens", -5, 9), _Mark("tokens", 5), _Mark("loss", 5, 9),
     ])  # fmt: skip
-    counts.steps([_Step("step", 0, SECOND, 9), _Step("step", 0, SECOND)])
+    counts.steps([step(0, SECOND, 9), step(0, SECOND, None)])
     assert counts.take() is None
 
 

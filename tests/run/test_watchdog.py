@@ -58,16 +58,16 @@ def test_a_step_that_hangs_is_told_once() -> None:
     (hang,) = hangs_of(found)
     assert waited == [True]
     assert hang.severity == "critical"
-    assert hang.attributes["hang.scopes"] == "epoch 0 > step 3 > backward"
-    assert hang.attributes["hang.iteration"] == 3
-    assert "test_a_step_that_hangs_is_told_once" in hang.attributes["hang.stacks"]
-    assert "cirron-otel-" not in hang.attributes["hang.stacks"]
+    assert hang.attributes["cirron.hang.scopes"] == "epoch 0 > step 3 > backward"
+    assert hang.attributes["cirron.hang.iteration"] == 3
+    assert "test_a_step_that_hangs_is_told_once" in hang.attributes["cirron.hang.stacks"]
+    assert "cirron-otel-" not in hang.attributes["cirron.hang.stacks"]
     ci.shutdown()
     rows = read_spool()
     (mark,) = [mark for mark in rows.marks if mark.name == semconv.FINDING]
     assert mark.span_id == rows.one("backward").id
     (log,) = [log for batch in rows.batches for log in batch.logs or ()]
-    assert log["attrs"]["hang.phase"] == "step"
+    assert log["attrs"]["cirron.hang.phase"] == "step"
     assert log["span_id"] == rows.one("backward").id[:16]
     attrs = rows.one(semconv.SESSION).attrs
     stalled = attrs[f"{semconv.RUN_TIME}.stalled"]
@@ -95,7 +95,7 @@ def test_a_fetch_that_hangs_is_seen() -> None:
     # The loop is over, its epoch still open: whatever comes now is no training.
     time.sleep(0.3)
     ci.shutdown()
-    assert [hang.attributes["hang.phase"] for hang in hangs_of(found)] == ["data_load"]
+    assert [hang.attributes["cirron.hang.phase"] for hang in hangs_of(found)] == ["data_load"]
 
 
 RANKS = """

@@ -123,13 +123,18 @@ def test_wandb_that_cannot_be_reached(run_program: RunProgram) -> None:
 
 
 def test_mlflow_whose_server_is_away(run_program: RunProgram) -> None:
-    """A training whose MLflow server cannot be reached, from its start on, goes to its end."""
+    """A training whose MLflow server cannot be reached, from its start on, goes to its end.
+
+    What it gives to the functions and to a client of its own is copied once, each with its step.
+    """
     program = """
         import json, os, sys
         os.environ.update(MLFLOW_HTTP_REQUEST_MAX_RETRIES="0", MLFLOW_DISABLE_TELEMETRY="true")
         import mlflow
         import cirron_otel as ci
+        from mlflow.entities import Metric
         before = {name: getattr(mlflow, name) for name in dir(mlflow) if name.startswith("log_")}
+        methods = dict(vars(mlflow.MlflowClient))
         profiler = ci.profile(frameworks=[], tee=sys.argv[1])
         mlflow.set_tracking_uri("http://127.0.0.1:9")
         mlflow.set_experiment("experiment")
@@ -138,18 +143,24 @@ def test_mlflow_whose_server_is_away(run_program: RunProgram) -> None:
             for number in ci.batches(range(2)):
                 mlflow.log_metric("loss", 0.5, step=number)
                 mlflow.log_metrics({"acc": 0.25, "f1": 0.125}, step=number)
+        client = mlflow.MlflowClient()
+        assert client.log_metric(run_id="r", key="auc", value=0.75, step=3) is None
+        assert client.log_batch("r", [Metric("a", 2.0, 0, 4), Metric("b", 3.0, 0, 5)]) is None
+        client.log_batch("r", params=[])
+        client.set_terminated("r")
         health = profiler.health()["tee"]["mlflow"]
         ci.shutdown()
         assert before == {name: getattr(mlflow, name) for name in before}
+        assert methods == dict(vars(mlflow.MlflowClient))
         print(json.dumps([health["copied"], health["failed"] > 0, health["skipped"] > 0]))
         """
     run = run_program(program, args=["mlflow"])
-    assert json.loads(run.stdout) == [6, True, True]
+    assert json.loads(run.stdout) == [9, True, True]
     assert told(run) == [
         (name, value, step, "mlflow")
         for step in range(2)
         for name, value in (("loss", 0.5), ("acc", 0.25), ("f1", 0.125))
-    ]
+    ] + [("auc", 0.75, 3, "mlflow"), ("a", 2.0, 4, "mlflow"), ("b", 3.0, 5, "mlflow")]
 
 
 # --- asking for it ------------------------------------------------------------------------------

@@ -17,24 +17,17 @@ from cirron_otel import recovery, semconv
 from cirron_otel.errors import SpoolError, SpoolFormatError
 from cirron_otel.reading.index import LIVE_WITHOUT_LOCK_NS
 from cirron_otel.reading.rows import ResourceKeys, read
-from cirron_otel.run.ledger import CATEGORIES, Ledger, Row
+from cirron_otel.run.ledger import CATEGORIES, Ledger
 from cirron_otel.run.outcome import COMPLETED, FAILED, LOST, RUNNING
+from cirron_otel.run.rows import Row
 from cirron_otel.spool import Spool, created_ns_of
 
 #: From which categories the time of steps that were done again is taken.
 _OF_STEPS = ("compute", "data", "collective_wait", "compile")
 
 
-class _Span(msgspec.Struct, gc=False):
-    id: str
-    name: str
-    start_ns: int
-    end_ns: int | None = None
-    parent_id: str | None = None
-    thread_id: int | None = None
-    gpu_ns: int | None = None
-    iteration: int | None = None
-    attrs: dict[str, Any] = {}
+class _Span(Row, gc=False):
+    attrs: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class _Resource(ResourceKeys, gc=False):
@@ -122,20 +115,7 @@ class _Session:
             if row.name == semconv.STEP and row.iteration is not None and row.end_ns is not None:
                 # Of an evaluation inside the step it comes first, and is overwritten.
                 self.lengths[row.iteration] = row.end_ns - row.start_ns
-        self.ledger.add(
-            Row(
-                row.id,
-                row.name,
-                row.start_ns,
-                row.end_ns,
-                row.parent_id,
-                row.thread_id,
-                row.gpu_ns,
-                row.iteration,
-            )
-            for row in rows
-            if row.end_ns is not None
-        )
+        self.ledger.add(rows)
 
     def finish(self, *, live: bool) -> Attempt:
         found, root = self.attempt, self.root
@@ -224,12 +204,16 @@ def _is_live(spool: Spool, writer: str, last_ns: int, now_ns: int) -> bool:
 def _with_losses(
     attempts: Iterable[Attempt], lengths: dict[str, dict[int, int]]
 ) -> Sequence[Attempt]:
-    """The same, with what a later attempt of the same run and rank made again."""
-    found = sorted(attempts, key=lambda one: -one.started_ns)
+    """The same, with what a later attempt of the same run and rank made again.
+
+    An attempt that is still running has lost nothing: two programs are one run by mistake.
+    """
+    # Clocks may be set between attempts; their numbers only rise.
+    found = sorted(attempts, key=lambda one: (-one.attempt, -one.started_ns))
     earliest: dict[tuple[str, int], int] = {}
     for one in found:
         again = earliest.get((one.run_id, one.rank))
-        if again is not None:
+        if again is not None and one.outcome != RUNNING:
             lost = [length for number, length in lengths[one.session_id].items() if number >= again]
             one.lost_steps = len(lost)
             one.times = _moved(one.times, sum(lost) / 1e9)

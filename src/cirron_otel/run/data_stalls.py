@@ -1,7 +1,7 @@
 """A training that waits for its data: told once, with the numbers, from rows that were written.
 
-Nothing is added up where the training runs. The flush thread looks at the first spans of each
-batch it has written, a hundred or so: a sample of the steps, and enough for a share.
+Nothing is added up where the training runs. The flush thread looks at the first rows of each
+batch it has written, a hundred of them: a sample of the steps, and enough for a share.
 """
 
 from __future__ import annotations
@@ -10,18 +10,17 @@ from collections import deque
 from statistics import median
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import msgspec
-
 from cirron_otel import semconv
 from cirron_otel.findings import Finding, report
 from cirron_otel.reading.values import duration
-from cirron_otel.run.straggler_times import PHASES, Row, StepTimes, Tally
+from cirron_otel.run.straggler_times import PHASES, StepTimes, Tally
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from cirron_otel.batching import Sealed
     from cirron_otel.recorder import Recorder
+    from cirron_otel.run.rows import Row
 
 #: A stall: this share of the steps looked at was ``data_load``, ...
 LEAST_SHARE: Final = 0.3
@@ -30,18 +29,9 @@ FEWEST: Final = 30
 LEAST_S: Final = 1.0
 #: The newest steps that are looked at together.
 WINDOW: Final = 1000
-#: Bytes that are looked at in a batch, at most: the training waits for the interpreter meanwhile.
-_MAX_BYTES = 32_000
-#: Between two rows.
-_NEXT = b'},{"id":'
+#: Rows that are looked at in a batch, at most.
+SAMPLE: Final = 100
 _DATA = PHASES.index("data")
-
-
-class _Row(Row):
-    index: int | None = None
-
-
-_decoder = msgspec.json.Decoder(list[_Row])
 
 
 class Stall(NamedTuple):
@@ -61,23 +51,19 @@ class DataStalls:
     def __init__(self, rec: Recorder) -> None:
         self._rec = rec
         self._steps: deque[StepTimes] = deque(maxlen=WINDOW)
+        self._first: list[Row] = []
         self._told = False
 
-    def written(self, batch: Sealed) -> None:
-        """Look at the first spans of the batch."""
-        if self._told:
-            return
-        first: list[bytes] = []
-        room = _MAX_BYTES
-        for piece in batch.pieces("spans"):
-            if room <= 0:
-                break
-            first.append(bytes(memoryview(piece)[:room]))
-            room -= len(piece) + 1
-        rows = b",".join(first)
-        if room < 0:
-            rows = rows[: rows.rfind(_NEXT) + 1]
-        self._steps.extend(steps_of(rows))
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Keep the first of those that came since the last batch."""
+        room = SAMPLE - len(self._first)
+        if room > 0 and not self._told:
+            self._first += rows[:room]
+
+    def written(self, _batch: Sealed) -> None:
+        """Look at the first rows of the batch."""
+        self._steps.extend(steps_of(self._first))
+        self._first = []
 
     def flushed(self) -> None:
         """Say it, if there is something to say."""
@@ -106,21 +92,17 @@ class DataStalls:
         )
 
 
-def steps_of(piece: bytes) -> Sequence[StepTimes]:
-    """The whole training steps in a part of a batch: JSON objects with commas between them.
+def steps_of(rows: Sequence[Row]) -> list[StepTimes]:
+    """The whole training steps in some rows.
 
     The first one may have begun in the batch before. The first of an epoch is left out too: there
     a loader starts its workers.
     """
-    try:
-        rows = _decoder.decode(b"[%b]" % piece.rstrip(b","))
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
     numbers = [row.iteration for row in rows if row.iteration is not None]
     left_out = {row.iteration for row in rows if row.name == semconv.STEP and row.index == 0}
     left_out.add(min(numbers, default=None))
     tally = Tally()
-    tally.add(rows)
+    tally.add(row for row in rows if row.name in {semconv.STEP, semconv.DATA_LOAD})
     tally.settle()
     return [step for step in tally.settle() if step.iteration not in left_out]
 
@@ -144,5 +126,8 @@ def find(steps: Iterable[StepTimes]) -> Stall | None:
 
 
 def watch(rec: Recorder) -> None:
-    """Look for stalls of the training of this process."""
-    rec.out.watchers.append(DataStalls(rec))
+    """Look for stalls of the training of this process, where its rows are decoded."""
+    if rec.run is not None:
+        stalls = DataStalls(rec)
+        rec.run.feed.consumers.append(stalls.rows)
+        rec.out.watchers.append(stalls)

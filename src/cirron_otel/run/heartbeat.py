@@ -1,11 +1,13 @@
 """What the ranks of a run tell each other through the directory they share: where each one is.
 
 A small file a rank, replaced a few times a minute by its flush thread; read only by a rank that has
-found that nothing moves. Ranks that share no directory know nothing of each other.
+found that nothing moves. Ranks that share no directory know nothing of each other. How old a word
+is the directory says: the clocks of nodes may be minutes apart, or be set meanwhile.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,7 +24,10 @@ _SUFFIX = ".beat"
 
 
 class Beat(msgspec.Struct):
-    """Where a rank was at ``time_ns``. ``since_ns``: its last movement; both since the epoch."""
+    """Where a rank was at ``time_ns``. ``since_ns``: its last movement; both since the epoch.
+
+    As :func:`read` returns it, ``time_ns`` is when the file was written, by the directory's clock.
+    """
 
     run_id: str
     rank: int
@@ -47,9 +52,15 @@ def write(directory: Path, beat: Beat) -> None:
 
 def read(directory: Path, run_id: str, world_size: int) -> list[Beat]:
     """The newest beat of each rank that has written one, by rank."""
-    paths = (state_file(directory, run_id, rank, _SUFFIX) for rank in range(world_size))
-    beats = (run_state.read(path, Beat, run_id) for path in paths)
-    return [beat for beat in beats if beat is not None]
+    beats = []
+    for rank in range(world_size):
+        path = state_file(directory, run_id, rank, _SUFFIX)
+        beat = run_state.read(path, Beat, run_id)
+        if beat is not None:
+            with contextlib.suppress(OSError):
+                beat.time_ns = path.stat().st_mtime_ns
+            beats.append(beat)
+    return beats
 
 
 def culprits(beats: Sequence[Beat], now_ns: int) -> tuple[list[Beat], str]:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
-
-import msgspec
+from typing import Final
 
 from cirron_otel import semconv
+from cirron_otel.run.rows import Row
 
 #: In the order in which they are shown. ``lost`` is known to readers only: what a later attempt had
 #: to do again.
@@ -45,38 +44,15 @@ _KIND: Final[Mapping[str, int]] = {
 CHARGED: Final = frozenset(_KIND)
 #: What is inside such a scope is part of it, whatever it is.
 _ABSORBING = (_CHECKPOINT, _EVALUATION)
+_STEP = b'"name":"%b"' % semconv.STEP.encode()
 _WORDS = re.compile(
     b'"name":"(?:%b)"' % b"|".join(re.escape(name.encode()) for name in sorted(_KIND))
 )
 
 
-class Row(msgspec.Struct, gc=False):
-    """As much of a span's row as is needed here."""
-
-    id: str
-    name: str
-    start_ns: int
-    end_ns: int
-    parent_id: str | None = None
-    thread_id: int | None = None
-    gpu_ns: int | None = None
-    iteration: int | None = None
-
-
-_decoder = msgspec.json.Decoder(list[Row])
-
-
-def rows_of(piece: Any) -> list[Row]:  # noqa: ANN401 - anything with bytes in it
-    """The rows of a piece of a batch: JSON objects with commas between them.
-
-    None at all where nothing in it can matter, which is seen without decoding it.
-    """
-    if _WORDS.search(piece) is None:
-        return []
-    try:
-        return _decoder.decode(b"[%b]" % piece)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return []
+def matters(piece: bytes) -> bool:
+    """Whether a piece of a batch has a scope in it that is charged, seen without decoding it."""
+    return _STEP in piece or _WORDS.search(piece) is not None
 
 
 class Ledger:
@@ -84,6 +60,8 @@ class Ledger:
 
     def __init__(self, begin_ns: int, thread_id: int, session_id: str) -> None:
         self.begin_ns = begin_ns
+        #: What a time of a row is on the clock that the session began with.
+        self.in_time: Callable[[int], int] = lambda time_ns: time_ns
         self.thread_id = thread_id
         #: Scopes in which a forward and the like is charged by itself: the session and its epochs.
         self.tops: set[str] = {session_id}
@@ -92,6 +70,7 @@ class Ledger:
         self._last_iteration = -1
         #: Until when everything on the training thread is known.
         self.last_ns = begin_ns
+        self._latest_ns = 0
         #: When the silence began that the watchdog has found (0: there is none), and when it did.
         self.stalled_ns = self._found_ns = 0
         self._totals = [0] * len(CATEGORIES)
@@ -104,7 +83,11 @@ class Ledger:
         """Take in closed scopes, children before their parents."""
         inside, tops, kinds = self._inside, self.tops, _KIND
         thread = self.thread_id
+        self._latest_ns = 0
         for row in rows:
+            end = row.end_ns
+            if end is None:
+                continue
             kind = kinds.get(row.name)
             if row.thread_id != thread:
                 if kind != _COMPUTE or self.steps or row.iteration is None:
@@ -113,19 +96,21 @@ class Ledger:
                 thread = self.thread_id = row.thread_id or thread
             below = inside.pop(row.id, None) if inside else None
             if kind is None or (kind == _PHASE and row.parent_id not in tops):
-                if self.stalled_ns and row.start_ns <= self._found_ns <= row.end_ns:
+                if self.stalled_ns and row.start_ns <= self._found_ns <= end:
                     below = below or {}
-                    own = row.end_ns - row.start_ns - sum(below.values())
-                    below[_STALLED] = below.get(_STALLED, 0) + self._silent(row, own)
+                    own = end - row.start_ns - sum(below.values())
+                    silent = self._silent(row.start_ns, end, own)
+                    below[_STALLED] = below.get(_STALLED, 0) + silent
                 if below is not None:
                     _merge(inside, row.parent_id, below)
                 continue
-            self._charge(row, _COMPUTE if kind == _PHASE else kind, below)
+            self._charge(row, end, _COMPUTE if kind == _PHASE else kind, below)
+        if self._latest_ns:
+            self.last_ns = max(self.last_ns, self.in_time(self._latest_ns))
 
-    def _charge(self, row: Row, kind: int, below: dict[int, int] | None) -> None:
-        end = row.end_ns
+    def _charge(self, row: Row, end: int, kind: int, below: dict[int, int] | None) -> None:
         own = end - row.start_ns
-        self.last_ns = max(self.last_ns, end)
+        self._latest_ns = max(self._latest_ns, end)
         if kind == _WAIT and row.gpu_ns is not None:
             own = row.gpu_ns
         elif below is not None:
@@ -137,10 +122,10 @@ class Ledger:
             self.steps += row.iteration != self._last_iteration
             self._last_iteration = row.iteration
             if not self.first_step_ns:
-                self._begin(row.start_ns)
+                self._begin(self.in_time(row.start_ns))
         mine = {} if below is None else below
         if self.stalled_ns and row.start_ns <= self._found_ns <= end:
-            silent = self._silent(row, own)
+            silent = self._silent(row.start_ns, end, own)
             mine[_STALLED] = mine.get(_STALLED, 0) + silent
             own -= silent
         mine[kind] = mine.get(kind, 0) + own
@@ -157,14 +142,14 @@ class Ledger:
         """Nothing has moved since then, and that is too long."""
         self.stalled_ns, self._found_ns = since_ns, now_ns
 
-    def _silent(self, row: Row, own: int) -> int:
+    def _silent(self, start_ns: int, end_ns: int, own: int) -> int:
         """How long it was silent inside a scope that spans the moment when that was found.
 
         The innermost one comes first, and its end is the end of the silence. It may begin later:
         some scopes are made when they are over.
         """
         since_ns, self.stalled_ns = self.stalled_ns, 0
-        return max(0, min(own, row.end_ns - max(since_ns, row.start_ns)))
+        return max(0, min(own, end_ns - max(since_ns, start_ns)))
 
     def moved(self, now_ns: int) -> None:
         """The training goes on after a silence that no scope spanned."""

@@ -10,20 +10,20 @@ import os
 import sys
 import threading
 import time
-from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cirron_otel import driven, identity, semconv
+from cirron_otel import driven, semconv
 from cirron_otel._guard import logger
-from cirron_otel.context import attach_context, get_current
-from cirron_otel.findings import Finding, report
 from cirron_otel.marks import append_point
-from cirron_otel.run import closing, heartbeat, watchdog
-from cirron_otel.run.ledger import CATEGORIES, CHARGED, Ledger, rows_of
+from cirron_otel.run import closing, watchdog
+from cirron_otel.run.hangs import Hangs
+from cirron_otel.run.ledger import CATEGORIES, CHARGED, Ledger, matters
 from cirron_otel.run.outcome import COMPLETED, RUNNING, Ending, Outcome
 from cirron_otel.run.progress import Plan, Progress
 from cirron_otel.run.reporter import Reporter
+from cirron_otel.run.rows import RowFeed
+from cirron_otel.run.startup import Startup
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -43,7 +43,7 @@ def watch(rec: Recorder) -> RunWatch | None:
     rec.run = run = RunWatch(rec, session)
     before = round(run.before_profile_s, 3)
     session.attrs = {**session.attrs, semconv.RUN_BEFORE_PROFILE: before}
-    rec.batcher.seen = run.seen
+    rec.batcher.seen = run.feed.seen
     rec.out.watchers.append(run)
     return run
 
@@ -55,27 +55,30 @@ class RunWatch:
         settings = rec.settings
         self._rec = rec
         self._session = session
-        self.seen: deque[Any] = deque()
         self.ending = Ending()
         self.outcome: Outcome | None = None
         self.before_profile_s = _seconds_before_profile()
         begin_ns = session.start_ns - round(self.before_profile_s * 1e9)
         self.ledger = Ledger(begin_ns, session.thread_id, session.id)
+        self.ledger.in_time = self._in_time
         self.progress = Progress()
         self.watchdog = watchdog.Watchdog(
             watchdog.thresholds_of(settings.watchdog),
             interactive=_is_interactive() and settings.source("watchdog") == "default",
+            interval_s=settings.flush_interval,
         )
-        self._lock = threading.Lock()
+        self.startup = Startup(rec, session, interactive=_is_interactive())
+        self._hangs = Hangs(rec, session, self.watchdog)
+        self._lock = threading.RLock()
+        self.feed = RowFeed(
+            rec.guard, self.ledger.add, lock=self._lock, matters=matters, pause=rec.out.step_back
+        )
         #: When a silence was over, ns.
         self._moved_ns = 0
         self._leaving: BaseException | None = None
         #: What was told of each category in marks, ns.
         self._told = [0] * len(CATEGORIES)
-        self._marked_s, self._beat_s = time.monotonic(), 0.0
-        # Often enough for a hang to find the others' word newer than itself.
-        shortest = min(self.watchdog.thresholds.values(), default=heartbeat.INTERVAL_S)
-        self._beat_every_s = min(heartbeat.INTERVAL_S, shortest / 4)
+        self._marked_s = time.monotonic()
         self.reporter = Reporter(rec, self.progress)
 
     # --- what the program says -------------------------------------------------------------------
@@ -96,6 +99,19 @@ class RunWatch:
         loops = self._rec.loops
         return 0 if loops is None else int(loops.iteration)
 
+    def _in_time(self, time_ns: int) -> int:
+        """A time as the session counts, also where the clock was set since it began.
+
+        A row counts from what the clock said when its scope was opened. Of one that cannot have
+        been then, before the session or in the future, it is known that the clock was set before.
+        """
+        clock = self._rec.clock
+        now_ns: int = self._session.at(clock.monotonic_ns())
+        if self.ledger.begin_ns <= time_ns <= now_ns:
+            return time_ns
+        shifted_ns: int = time_ns - (clock.now() - now_ns)
+        return min(max(self.ledger.begin_ns, shifted_ns), now_ns)
+
     # --- the flush thread ------------------------------------------------------------------------
 
     def tick(self) -> None:
@@ -107,29 +123,25 @@ class RunWatch:
                 scopes = list(self._rec.open.values())
                 self._note_plan(scopes)
                 silence = self._look(scopes)
+            thread, steps = self.ledger.thread_id, self.ledger.steps
             if silence is not None:
-                self._report(silence)
-            self._beat(scopes)
+                self._hangs.report(silence, scopes, thread, steps, self._iteration())
+            self._hangs.beat(scopes, thread, steps, self._iteration())
         except Exception as error:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("run", error)
 
     def written(self, _batch: object) -> None:
         """Take in the rows of what was written: as many as one file has. Flush thread."""
-        with self._lock:
-            self._take()
+        self.feed.take()
 
     def flushed(self) -> None:
         """Count what is certain, and tell of it. Flush thread."""
+        self.feed.take()
         if self.outcome is None:
             with self._lock:
-                self._take()
                 self._settle()
+                self.startup.tell(self.ledger.first_step_ns)
                 self._mark_progress()
-
-    def _take(self) -> None:
-        seen, ledger = self.seen, self.ledger
-        while seen:
-            ledger.add(rows_of(seen.popleft()))
 
     def _settle(self) -> None:
         scopes = self._rec.open
@@ -155,15 +167,18 @@ class RunWatch:
     def _look(self, scopes: list[BaseScope]) -> watchdog.Silence | None:
         if not self.watchdog.active:
             return None
-        ledger = self.ledger
+        ledger, clock = self.ledger, self._rec.clock
         before = self.watchdog.told
-        now = self._rec.clock.now()
-        silence = self.watchdog.look(scopes, ledger.thread_id, now, steps=ledger.steps)
+        monotonic_ns = clock.monotonic_ns()
+        now = monotonic_ns + clock.offset_ns
+        silence = self.watchdog.look(
+            scopes, ledger.thread_id, now, steps=ledger.steps, monotonic_ns=monotonic_ns
+        )
         if silence is not None:
             ledger.stalled(silence.since_ns, now)
         elif self._moved_ns:
             # The row of whatever spans the silence would be here by now.
-            self._take()
+            self.feed.take_now()
             ledger.moved(self._moved_ns)
             self._moved_ns = 0
         elif before is not None and self.watchdog.told is None:
@@ -231,69 +246,6 @@ class RunWatch:
     def _mark(self, name: str, value: float, attrs: dict[str, Any] | None = None) -> None:
         append_point(self._rec, self._session.id, name, value, attrs=attrs)
 
-    # --- hangs ------------------------------------------------------------------------------------
-
-    def _report(self, silence: watchdog.Silence) -> None:
-        """Tell of a hang: in the scope that does not move, as if that had said it."""
-        rec = self._rec
-        now = rec.clock.now()
-        self._beat_s = 0.0
-        self._beat(list(rec.open.values()))
-        ranks = ""
-        if rec.settings.world_size > 1:
-            beats = heartbeat.read(rec.spool.run_directory, rec.run_id, rec.settings.world_size)
-            ranks = heartbeat.described(beats, rec.settings.world_size, now)
-            ranks = ranks or "nothing is known of the other ranks"
-        iteration = max(0, self._iteration() - 1)
-        finding = Finding(
-            "hang",
-            "critical",
-            watchdog.message(silence, now, iteration, rank=rec.rank, ranks=ranks),
-            attributes={
-                "hang.phase": silence.phase,
-                "hang.seconds": round((now - silence.since_ns) / 1e9, 3),
-                "hang.scopes": silence.where(),
-                "hang.iteration": iteration,
-                "hang.ranks": ranks,
-                "hang.stacks": watchdog.stacks(),
-            },
-        )
-        before = get_current()
-        context = silence.path[-1].ctx
-        try:
-            if context is not None:
-                attach_context(context)
-            report(rec, finding)
-            self.watchdog.excuse(silence)
-        finally:
-            attach_context(before)
-
-    def _beat(self, scopes: list[BaseScope]) -> None:
-        rec = self._rec
-        now = time.monotonic()
-        if rec.settings.world_size < 2 or now - self._beat_s < self._beat_every_s:  # noqa: PLR2004
-            return
-        self._beat_s = now
-        thread = self.ledger.thread_id
-        silence = watchdog.silence_of(scopes, thread, steps=self.ledger.steps)
-        self._write_beat(
-            self._session.last_ns if silence is None else silence.since_ns,
-            "" if silence is None else silence.where(),
-            waits=silence is not None and watchdog.waits_for_others(thread, silence.path),
-        )
-
-    def _write_beat(
-        self, since_ns: int, where: str, *, waits: bool = False, outcome: str = ""
-    ) -> None:
-        rec = self._rec
-        if "spool" not in rec.settings.output:
-            return
-        beat = heartbeat.Beat(
-            rec.run_id, rec.rank, rec.run_state.attempt, identity.host_name(), os.getpid(),
-            self._iteration(), rec.clock.now(), since_ns, where, waits, outcome,
-        )  # fmt: skip
-        heartbeat.write(Path(rec.spool.run_directory), beat)
-
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self, error: BaseException | None, end_ns: int) -> None:
@@ -304,20 +256,17 @@ class RunWatch:
             error = error or self._leaving or _in_flight()
             self.outcome = outcome = self.ending.outcome(error, self._iteration())
             with self._lock:
-                self._take()
-                self.ledger.add(
-                    row for piece in self._rec.batcher.waiting_spans() for row in rows_of(piece)
-                )
+                self.feed.take_now(self._rec.batcher.waiting_spans())
                 self._rec.batcher.seen = None
-                self.seen.clear()
+                self.feed.seen.clear()
                 self._settle()
+                self.startup.tell(self.ledger.first_step_ns)
                 times = self.ledger.times(end_ns)
                 self._end_session(outcome, times)
             self.reporter.stop(outcome.word)
             if self.ledger.steps:
                 self._show(outcome, times)
-            if self._rec.settings.world_size > 1:
-                self._write_beat(end_ns, "", outcome=outcome.word)
+            self._hangs.ended(end_ns, outcome.word, self._iteration())
         except Exception as failure:  # noqa: BLE001 - see _guard
             self._rec.guard.swallow("run.close", failure)
 

@@ -19,6 +19,7 @@ import msgspec
 
 from cirron_otel.flush_thread import THREAD_NAME as FLUSH_THREAD
 from cirron_otel.run.outcome import COMPLETED
+from cirron_otel.run.status_line import StatusLine
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -31,7 +32,8 @@ SEND_EVERY_S = 5.0
 _TIMEOUT_S = 5.0
 #: How long the last message may hold up the end of the program.
 _LAST_S = 1.0
-_WIDTH = 100
+#: How long taking the line off the terminal may.
+_GONE_S = 0.2
 #: Kubeflow's variables, of the versions there are.
 _VARIABLES = ("KUBEFLOW_TRAINER_STATUS", "KUBEFLOW_TRAINER_SERVER")
 #: Set to switch off what transformers itself reports.
@@ -49,11 +51,11 @@ class Reporter:
         self._done = threading.Event()
         self._outcome = ""
         self._sent_s = 0.0
-        self._shown = ""
         self._told: dict[str, Any] | None = None
         is_first = rec.rank == 0
         self._server = Kubeflow.of(os.environ if environ is None else environ) if is_first else None
         self._shows = is_first and rec.settings.terminal == "progress"
+        self._line = StatusLine(sys.stderr if self._shows else None)
         self._thread: threading.Thread | None = None
         if self._server is not None or self._shows:
             self._thread = threading.Thread(target=self._run, name=THREAD_NAME, daemon=True)
@@ -62,20 +64,23 @@ class Reporter:
     def stop(self, outcome: str) -> None:
         """Report the end; waits for the last message for 1 s at most.
 
-        Not on the flush thread: there a signal waits for what is still to be written.
+        On the flush thread, where a signal waits for what is still to be written, only until the
+        line is off the terminal.
         """
         self._outcome = outcome
         self._done.set()
-        if self._thread is not None and threading.current_thread().name != FLUSH_THREAD:
+        if self._thread is None:
+            return
+        if threading.current_thread().name != FLUSH_THREAD:
             self._thread.join(_LAST_S)
+        elif self._shows:
+            self._thread.join(_GONE_S)
 
     def _run(self) -> None:
         while not self._done.wait(LINE_EVERY_S):
             self._guarded()
         self._sent_s = 0.0
         self._guarded()
-        if self._shown and sys.stderr is not None:
-            sys.stderr.write("\n")
 
     def _guarded(self) -> None:
         try:
@@ -87,14 +92,12 @@ class Reporter:
             self._rec.guard.repeat_warning("progress", f"progress cannot be reported: {error!r}")
 
     def _show(self) -> None:
-        line = self._progress.line()[:_WIDTH]
-        stream = sys.stderr
-        if not line or line == self._shown or stream is None:
+        if self._done.is_set():
+            self._line.clear()
             return
-        if stream.isatty():
-            stream.write(f"\r{line.ljust(len(self._shown))}")
-            stream.flush()
-        self._shown = line
+        line = self._progress.line()
+        if line:
+            self._line.show(line)
 
     def _send(self, server: Kubeflow) -> None:
         now = time.monotonic()

@@ -21,10 +21,11 @@ WINDOW = 50
 FEWEST = 30
 #: First steps of an attempt, in which ranks load, compile and settle at their own pace.
 WARMUP = 5
-#: A straggler: its excess in the median, as a share of the length of a step, ...
-LEAST_EXCESS = 0.1
-#: ... and the share of steps in which it had any.
-LEAST_SHARE = 0.8
+#: A straggler: its excess in the median, as a share of the length of a step, and the share of steps
+#: in which it had any. Less is enough where it is nearly always: of ranks that are alike none is
+#: slower in more than two thirds of the steps, or by more than a fortieth of a step.
+LEAST_EXCESS, LEAST_SHARE = 0.1, 0.8
+STEADY_EXCESS, STEADY_SHARE = 0.05, 0.85
 
 #: The steps of each rank by iteration.
 Ranks = Mapping[int, Mapping[int, StepTimes]]
@@ -111,7 +112,10 @@ def find(ranks: Ranks, iterations: Sequence[int]) -> list[Straggler]:
         ]
         excess = median(excesses)
         slow = sum(one > 0 for one in excesses)
-        if excess >= LEAST_EXCESS * step and slow >= LEAST_SHARE * len(iterations):
+        much, often = excess / step, slow / len(iterations)
+        if (much >= LEAST_EXCESS and often >= LEAST_SHARE) or (
+            much >= STEADY_EXCESS and often >= STEADY_SHARE
+        ):
             phase = _slow_phase(own, others, iterations)
             found.append(
                 Straggler(rank, phase, excess, step, slow, len(iterations), iterations[-1])

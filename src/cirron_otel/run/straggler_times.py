@@ -9,11 +9,12 @@ backward, optimizer step and between them, without what it waited for the others
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from cirron_otel import semconv
+from cirron_otel.run.rows import Row
 
 #: The parts of a step, as they are told to people; the last is what lies outside of the others.
 PHASES: Final = ("data", "forward", "backward", "optimizer", "other")
@@ -26,18 +27,6 @@ _PHASE_OF: Final = {
 _OTHER = 4
 #: Steps that may be under way at a time: of those behind a crash no end ever comes.
 _MAX_OPEN = 4096
-
-
-class Row(msgspec.Struct, gc=False):
-    """As much of a span's row as is needed here."""
-
-    id: str
-    name: str
-    start_ns: int
-    end_ns: int | None = None
-    parent_id: str | None = None
-    gpu_ns: int | None = None
-    iteration: int | None = None
 
 
 class StepTimes(msgspec.Struct, gc=False, array_like=True, frozen=True):
@@ -151,7 +140,6 @@ class _Spans(msgspec.Struct, gc=False):
     spans: list[Row] = []
 
 
-_rows_decoder = msgspec.json.Decoder(list[Row])
 _batch_decoder = msgspec.json.Decoder(_Spans)
 
 
@@ -159,13 +147,5 @@ def rows_of(data: bytes) -> Sequence[Row]:
     """The spans of a batch file; none where it is not one."""
     try:
         return _batch_decoder.decode(data).spans
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return ()
-
-
-def rows_of_piece(piece: Any) -> Sequence[Row]:  # noqa: ANN401 - anything with bytes in it
-    """The rows of a piece of a batch under way: JSON objects with commas between them."""
-    try:
-        return _rows_decoder.decode(b"[%b]" % piece)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ()

@@ -19,7 +19,7 @@ import msgspec
 from cirron_otel import identity
 from cirron_otel.findings import Finding, report
 from cirron_otel.run import straggler
-from cirron_otel.run.straggler_times import StepTimes, Tally, rows_of_piece
+from cirron_otel.run.straggler_times import StepTimes, Tally
 from cirron_otel.run_state import read, replace, state_file
 
 if TYPE_CHECKING:
@@ -58,7 +58,8 @@ class StragglerWatch:
             rec.run_id, rec.rank, state.attempt, identity.host_name(),
             rec.settings.start_iteration, [],
         )  # fmt: skip
-        self._tally = Tally()
+        #: What is still adding up; on the flush thread.
+        self.tally = Tally()
         self._kept: deque[StepTimes] = deque(maxlen=KEPT)
         self._stride = 1
         self._named: set[tuple[int, str]] = set()
@@ -66,15 +67,13 @@ class StragglerWatch:
         self._judged = -1
 
     def written(self, batch: Sealed) -> None:
-        """Take in the spans of a batch."""
-        for piece in batch.pieces("spans"):
-            self._tally.add(rows_of_piece(piece))
+        """Nothing to do: the rows come by themselves."""
 
     def flushed(self) -> None:
         """Tell the others, and compare where that is this rank's to do."""
-        steps = self._tally.settle()
+        steps = self.tally.settle()
         if self._rec.out.ending:
-            steps += self._tally.settle()
+            steps += self.tally.settle()
         if steps:
             self._tell(steps)
         ending = self._rec.out.ending
@@ -134,5 +133,9 @@ class StragglerWatch:
 
 def watch(rec: Recorder) -> None:
     """Look for stragglers, where this is one rank of several that write to disk."""
-    if rec.settings.world_size > 1 and "spool" in rec.settings.output and not rec.is_child:
-        rec.out.watchers.append(StragglerWatch(rec))
+    if rec.settings.world_size > 1 and "spool" in rec.settings.output and rec.run is not None:
+        stragglers = StragglerWatch(rec)
+        # A scope of the program's passes on what was inside it: pieces without any other count.
+        rec.run.feed.wants_all = True
+        rec.run.feed.consumers.append(stragglers.tally.add)
+        rec.out.watchers.append(stragglers)

@@ -13,7 +13,6 @@ peak cannot be: then one of the three is wrong, and that is a finding, not a poi
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -25,10 +24,11 @@ from cirron_otel.marks import append_point
 from cirron_otel.run.throughput_peaks import flops_of_models, peak_of_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from cirron_otel.batching import Sealed
     from cirron_otel.recorder import Recorder
+    from cirron_otel.run.rows import Row
 
 #: Seconds between two rates.
 INTERVAL_S: Final = 10.0
@@ -36,7 +36,7 @@ INTERVAL_S: Final = 10.0
 WARMUP: Final = 3
 #: Steps whose counts or lengths have not come yet.
 _MAX_OPEN = 4096
-_COUNTED = re.compile(b'"name":"(?:tokens|samples)"')
+_COUNTED = (b'"name":"tokens"', b'"name":"samples"')
 
 
 class _Mark(msgspec.Struct, gc=False):
@@ -45,15 +45,7 @@ class _Mark(msgspec.Struct, gc=False):
     iteration: int | None = None
 
 
-class _Step(msgspec.Struct, gc=False):
-    name: str
-    start_ns: int
-    end_ns: int
-    iteration: int | None = None
-
-
 _marks = msgspec.json.Decoder(list[_Mark])
-_steps = msgspec.json.Decoder(list[_Step])
 
 
 class Rate(NamedTuple):
@@ -98,10 +90,10 @@ class Counts:
             counts[row.name == semconv.SAMPLES] += value
         _bound(self._counted)
 
-    def steps(self, rows: Iterable[_Step]) -> None:
-        """Take in spans."""
+    def steps(self, rows: Iterable[Row]) -> None:
+        """Take in closed scopes."""
         for row in rows:
-            if row.name == semconv.STEP and row.iteration is not None:
+            if row.name == semconv.STEP and row.iteration is not None and row.end_ns is not None:
                 # The outermost of an iteration comes last: it is the training step.
                 self._lengths[row.iteration] = row.end_ns - row.start_ns
         _bound(self._lengths)
@@ -133,26 +125,37 @@ class Throughput:
     def __init__(self, rec: Recorder) -> None:
         self._rec = rec
         self._counts = Counts(rec.settings.start_iteration)
-        #: Whether anything is counted: until then nothing is decoded.
+        #: Whether anything is counted: until then nothing is looked at.
         self._is_on = False
+        #: Rows of the batch that is being written, or was last.
+        self._rows: list[Sequence[Row]] = []
         self._due = time.monotonic() + INTERVAL_S
         self._told: set[str] = set()
         self._flops: float | None = rec.settings.flops_per_token
         self._peak: float | None = rec.settings.device_peak_flops
 
+    def rows(self, rows: Sequence[Row]) -> None:
+        """Keep rows until it is known whether anything is counted in their batch."""
+        self._rows.append(rows)
+
     def written(self, batch: Sealed) -> None:
         """Look for counts in a batch, and for steps once there were any."""
-        marks = [piece for piece in batch.pieces("marks") if _COUNTED.search(piece) is not None]
-        self._is_on = self._is_on or bool(marks)
-        if not self._is_on:
-            return
-        for piece in marks:
-            self._counts.marks(_marks.decode(b"[%b]" % piece))
-        for piece in batch.pieces("spans"):
-            self._counts.steps(_steps.decode(b"[%b]" % piece))
+        for piece in batch.pieces("marks"):
+            text = bytes(piece)
+            if any(name in text for name in _COUNTED):
+                self._is_on = True
+                self._counts.marks(_marks.decode(b"[%b]" % text))
+        self._take()
+
+    def _take(self) -> None:
+        rows, self._rows = self._rows, []
+        if self._is_on:
+            for some in rows:
+                self._counts.steps(some)
 
     def flushed(self) -> None:
         """Tell the rate of the steps since last time, once it is time."""
+        self._take()
         if not self._is_on:
             return
         now = time.monotonic()
@@ -211,5 +214,7 @@ class Throughput:
 
 def watch(rec: Recorder) -> None:
     """Tell rates, where this process records itself."""
-    if not rec.is_child:
-        rec.out.watchers.append(Throughput(rec))
+    if rec.run is not None:
+        throughput = Throughput(rec)
+        rec.run.feed.consumers.append(throughput.rows)
+        rec.out.watchers.append(throughput)

@@ -33,6 +33,8 @@ THRESHOLDS: Final[Mapping[str, float]] = {
 }
 #: A step may be silent for this many times the longest silence there was in one.
 _TIMES_LONGEST = 10.0
+#: Of the time between two looks counts at most what looks are apart, and so much more.
+_LATE_NS = 5_000_000_000
 _STAGES = frozenset({semconv.EVALUATION, semconv.PREDICTION, semconv.SANITY_CHECK})
 _MAX_STACKS = 16_000
 _MAX_FRAMES = 40
@@ -91,11 +93,18 @@ class Silence(NamedTuple):
 class Watchdog:
     """Looks, when it is asked to, whether the training thread moves. One thread."""
 
-    def __init__(self, thresholds: Mapping[str, float], *, interactive: bool) -> None:
+    def __init__(
+        self, thresholds: Mapping[str, float], *, interactive: bool, interval_s: float = 1.0
+    ) -> None:
         self.thresholds = thresholds
+        self._most_ns = round(2e9 * interval_s) + _LATE_NS
+        #: When it looked last, on the monotonic clock; 0 before.
+        self._looked_ns = 0
         # Between two cells of a notebook a step may stay open, and nothing moves: that is no hang.
         self.active = bool(thresholds) and not interactive
         #: The longest silence inside a step that ended by itself, and how long this one is so far.
+        #: Added up from look to look: a clock that is set, and a process or machine that was
+        #: stopped as a whole, are no silence of the training.
         self._longest_ns = self._length_ns = 0
         self._seen: tuple[str, int] | None = None
         #: When a scope was last touched by our own word on its silence.
@@ -104,33 +113,53 @@ class Watchdog:
         self.told: Silence | None = None
 
     def look(
-        self, scopes: Iterable[BaseScope], thread_id: int, now_ns: int, *, steps: int
+        self,
+        scopes: Iterable[BaseScope],
+        thread_id: int,
+        now_ns: int,
+        *,
+        steps: int,
+        monotonic_ns: int,
     ) -> Silence | None:
         """The silence that has just become too long; None for all is well, or it was told.
 
-        ``scopes`` are the open ones of the process, ``steps`` the training steps that have ended.
+        ``scopes`` are the open ones of the process, ``steps`` the training steps that have ended;
+        ``now_ns`` is the wall clock's word for ``monotonic_ns``.
         """
+        before_ns, self._looked_ns = self._looked_ns or monotonic_ns, monotonic_ns
+        apart_ns = min(monotonic_ns - before_ns, self._most_ns)
         silence = silence_of(scopes, thread_id, steps=steps)
         if silence is None:
-            self.told = None
+            self._is_over()
             return None
         if self.told is not None and silence.since_ns == self._excused_ns:
             silence = silence._replace(since_ns=self.told.since_ns)
         key = silence.phase, silence.since_ns
         if key != self._seen:
-            self._longest_ns = max(self._longest_ns, self._length_ns)
-            self._length_ns = 0
-            self._seen, self.told = key, None
-        length_ns = now_ns - silence.since_ns
+            self._is_over()
+            self._seen = key
+            # It began since the last look.
+            self._length_ns = max(0, min(now_ns - silence.since_ns, apart_ns))
+        else:
+            self._length_ns += apart_ns
         limit_ns = self.thresholds.get(silence.phase, 0.0) * 1e9
         if silence.phase in {"step", "data_load"}:
             limit_ns = max(limit_ns, _TIMES_LONGEST * self._longest_ns)
-        if self.told is None and limit_ns and length_ns > limit_ns:
+        if self.told is None and limit_ns and self._length_ns > limit_ns:
             self.told = silence
             return silence
-        if self.told is None and silence.phase == "step":
-            self._length_ns = length_ns
         return None
+
+    @property
+    def length_ns(self) -> int:
+        """How long the silence is that was looked at last."""
+        return self._length_ns
+
+    def _is_over(self) -> None:
+        """What was looked at until now has moved."""
+        if self._seen is not None and self._seen[0] == "step" and self.told is None:
+            self._longest_ns = max(self._longest_ns, self._length_ns)
+        self._seen, self.told = None, None
 
     def excuse(self, silence: Silence) -> None:
         """What has just been told of a silence is a mark in it, and no movement."""

@@ -1,5 +1,6 @@
-"""``mlflow.log_metric`` and ``log_metrics``; what else a training logs is guarded only.
+"""``mlflow.log_metric`` and ``log_metrics``, and ``log_metric`` and ``log_batch`` of its client.
 
+What else a training logs is guarded only. Automatic logging goes through the client.
 Where ``start_run`` fails, the program goes on with a run that nobody keeps; the first call that
 gets through again makes MLflow begin one by itself.
 """
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel.tee.copying import flat, here
 from cirron_otel.tee.guarding import is_outage
-from cirron_otel.tee.wrapping import Tee
+from cirron_otel.tee.wrapping import Given, Tee
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +27,12 @@ _FLUENT = "mlflow.tracking.fluent"
 _GUARDED = (
     "log_param", "log_params", "set_tag", "set_tags", "log_artifact", "log_artifacts", "log_text",
     "log_dict", "log_figure", "log_image", "set_experiment", "end_run",
+)  # fmt: skip
+#: Of the client; the functions above go through them.
+_CLIENT = "mlflow.tracking.client"
+_GUARDED_OF_CLIENT = (
+    "log_param", "set_tag", "log_artifact", "log_artifacts", "log_text", "log_dict", "log_figure",
+    "log_image", "set_terminated",
 )  # fmt: skip
 #: What MLflow says where the call was wrong, not the server.
 _MISTAKES = frozenset({
@@ -49,6 +56,11 @@ class MlflowTee(Tee):
         for name in _GUARDED:
             self._replace(name, lambda one: self.wrapped(one, None))
         self._replace("start_run", self._start_run)
+        client: Any = sys.modules[_CLIENT].MlflowClient
+        self.wrap(client, "log_metric", _client_metric)
+        self.wrap(client, "log_batch", _client_batch)
+        for name in _GUARDED_OF_CLIENT:
+            self.wrap(client, name)
 
     def _replace(
         self, name: str, make_wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -109,3 +121,27 @@ def _metrics(
     metrics: object, step: object = None, *_: object, **_more: object
 ) -> tuple[Iterable[tuple[str, object]], object]:
     return flat(metrics), step
+
+
+def _client_metric(
+    _client: object,
+    run_id: object,  # noqa: ARG001 - as MLflow calls it
+    key: str,
+    value: object,
+    timestamp: object = None,  # noqa: ARG001 - as MLflow calls it
+    step: object = None,
+    *_: object,
+    **_more: object,
+) -> Given:
+    return [(str(key), value)], step
+
+
+def _client_batch(
+    _client: object,
+    run_id: object,  # noqa: ARG001 - as MLflow calls it
+    metrics: object = (),
+    *_: object,
+    **_more: object,
+) -> list[Given]:
+    several: Any = metrics if isinstance(metrics, (list, tuple)) else ()
+    return [([(str(metric.key), metric.value)], metric.step) for metric in several]

@@ -13,8 +13,10 @@ from cirron_otel.tee.guarding import Guarded, is_outage
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
 
-#: Says what a call was given: names with values, and the step. Takes the call's own arguments.
-Reader = Callable[..., tuple[Iterable[tuple[str, object]], object]]
+#: Names with values, and the step they are of.
+Given = tuple[Iterable[tuple[str, object]], object]
+#: Says what a call was given, of one step or of several. Takes the call's own arguments.
+Reader = Callable[..., Given | list[Given]]
 
 
 class Tee:
@@ -38,7 +40,9 @@ class Tee:
         def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - passed through
             if reader is not None and guarded.active and not here.depth:
                 try:
-                    copier.copy(*reader(*args, **kwargs))
+                    given = reader(*args, **kwargs)
+                    for one in given if isinstance(given, list) else (given,):
+                        copier.copy(*one)
                 except TypeError:  # not how this function is called: it will say so itself
                     pass
                 except Exception as error:  # noqa: BLE001 - see _guard
