@@ -9,8 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+from counting import counted, counting
+from delivery_million import spans_of
 from harness import Bench, Result, Row, SideError, child
-from receivers import counts, taking
 
 SCRIPT = "delivery_drain.py"
 MEGABYTE = 1_000_000
@@ -38,8 +39,8 @@ def drain(megabytes: int, url: str) -> Result:
     """Record that much, then send it with the command line, and watch that process."""
     wanted = megabytes * MEGABYTE
     subprocess.run([sys.executable, "-c", PROGRAM, str(wanted)], check=True)
-    queue = sum(file.stat().st_size for file in Path(".cirron/spool").glob("*.json"))
-    before = counts(url)
+    there = spans_of(Path())
+    before = counted(url)["spans"]
     begin = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-m", "cirron_otel.cli.main", "spool", "flush", "--otlp", url],
@@ -53,13 +54,13 @@ def drain(megabytes: int, url: str) -> Result:
         time.sleep(0.02)
     if process.returncode != 0:
         raise SideError(f"`spool flush` ended with {process.returncode}")
-    after = counts(url)
+    took = time.perf_counter() - begin
     return {
-        "queue_bytes": queue,
+        "queue_bytes": there["spool_bytes"],
         "peak_bytes": peak,
-        "s": time.perf_counter() - begin,
-        "requests": after[0] - before[0],
-        "sent_bytes": after[1] - before[1],
+        "s": took,
+        "spans": there["spans"],
+        "missing": there["spans"] - (counted(url)["spans"] - before),
     }
 
 
@@ -78,9 +79,9 @@ SIDES = {"ours": drain}
 
 
 def measure(bench: Bench) -> list[Row]:
-    """The peak, Python and everything included."""
+    """The peak, Python and everything included, and whether all of it arrived."""
     megabytes = int(os.environ.get("BENCH_QUEUE_MB", "0")) or bench.pick(1000, 30)
-    with taking() as url:
+    with counting() as url:
         done = bench.rounds(
             "drain", SCRIPT, ["ours"], bench.pick(2, 1), {"megabytes": megabytes, "url": url}
         )
@@ -88,7 +89,8 @@ def measure(bench: Bench) -> list[Row]:
     peak = max(float(one["peak_bytes"]) for one in sides) / MEGABYTE
     queue = statistics.median(float(one["queue_bytes"]) for one in sides) / MEGABYTE
     took = statistics.median(float(one["s"]) for one in sides)
-    sent = statistics.median(float(one["sent_bytes"]) for one in sides) / MEGABYTE
+    missing = max(abs(int(one["missing"])) for one in sides)
+    spans = max(int(one["spans"]) for one in sides)
     return [
         Row(
             f"memory while a queue of {queue:,.0f} MB is sent",
@@ -98,9 +100,17 @@ def measure(bench: Bench) -> list[Row]:
             "MB",
             150,
             80,
-            note=f"the whole process; {took:.0f} s, {queue / took:.0f} MB/s of the queue, "
-            f"{sent:,.0f} MB of OTLP",
-        )
+            note=f"the whole process; {took:.0f} s, {queue / took:.0f} MB/s of the queue, to a "
+            "receiver that reads every span",
+        ),
+        Row(
+            f"of {spans:,} spans in that queue, missing at the receiver",
+            f"{missing:,}",
+            "-",
+            float(missing),
+            "spans",
+            0,
+        ),
     ]
 
 

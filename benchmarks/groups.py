@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping
 
@@ -33,9 +34,12 @@ def measure_groups(description: str, groups: Groups, here: Iterable[str] | None 
     rows: list[Row] = []
     for name in names:
         try:
-            rows += groups[name](bench)
-        except SideError as error:
-            rows.append(not_measured(name, error))
+            found = groups[name](bench)
+        except (SideError, OSError, subprocess.SubprocessError) as error:
+            found = [not_measured(name, error)]
+        rows += found
+        # At once: a run that is cut short keeps what it has.
+        bench.say(table(found))
     print(f"{about['cpu']}, {about['cores']} cores, Python {about['python']}, ", end="")
     print(f"load {about['load_before']} before and {os.getloadavg()[0]:.2f} after\n")
     print(table(rows))

@@ -93,10 +93,11 @@ def measured(bench: Bench, names: list[str]) -> list[Row]:
         bench.say(f"{name}:")
         begin = time.perf_counter()
         try:
-            rows += GROUPS[name](bench)
+            found = GROUPS[name](bench)
         except SideError as error:
-            rows.append(not_measured(name, error))
-        bench.say(f"  took {time.perf_counter() - begin:.0f} s")
+            found = [not_measured(name, error)]
+        rows += found
+        bench.say(f"{table(found)}\n  took {time.perf_counter() - begin:.0f} s")
     return rows
 
 

@@ -15,6 +15,7 @@ from cirron_otel.destinations.base import (
     Accepted,
     Answer,
     Destination,
+    Listening,
     Measured,
     Omitting,
     Parcel,
@@ -45,7 +46,7 @@ _ABOUT_THE_RECEIVER = frozenset({401, 402, 403, 404, 407, 408, 425, 429, 502, 50
 #: A place that another process holds is asked for this often.
 _TAKE_S = 1.0
 _TAKE_IN_A_HURRY_S = 0.05
-#: How long one waits for another process that delivers and gets nowhere.
+#: How long one waits for another process that delivers and gets nowhere, unless told otherwise.
 _OTHERS_S = 1.0
 
 
@@ -117,6 +118,13 @@ class Courier:
         self._part_rejected = False
         self._take_again = 0.0
         self._others = (math.inf, 0.0)
+        self._others_s = _OTHERS_S
+        #: While somebody waits for the end: batches that other processes have to deliver in our
+        #: places, and who these are.
+        self.elsewhere = 0
+        self.holders: tuple[str, ...] = ()
+        #: Batches that other processes were seen to settle in our places while we waited for them.
+        self.settled_elsewhere = 0
         if isinstance(destination, Measured):
             destination.measure = lambda: {**self.health(), "losses": dict(guard.losses)}
 
@@ -140,14 +148,16 @@ class Courier:
         """Look for new batches now; a pause after a refusal is waited out all the same."""
         self._bell.set()
 
-    def drain(self, deadline: float | None) -> int:
+    def drain(self, deadline: float | None, patience: float | None = None) -> int:
         """Deliver all that is there now; :attr:`drained` reaches the number when that is done.
 
         Also when nothing more can be done before ``deadline``. A pause of our own ends at once.
+        Another process that delivers and gets nowhere is waited for for ``patience`` seconds.
         """
         self._woken += 1
         self._deadline = deadline
         self._others = (math.inf, 0.0)
+        self._others_s = _OTHERS_S if patience is None else patience
         self._emptied = []
         self._wanted += 1
         if not self.alive:
@@ -218,9 +228,11 @@ class Courier:
         }
 
     def after_fork(self) -> None:
-        """In a forked child: close what holds the parent's place. Sockets are left alone."""
+        """In a forked child: close what holds the parent's place. Connections are left alone."""
         for lane in self._lanes:
             lane.cursor.close_in_child()
+        if isinstance(self.destination, Listening):
+            self.destination.close_in_child()
         self._thread = None
 
     # --- on the thread --------------------------------------------------------------------------
@@ -256,6 +268,8 @@ class Courier:
             return
         held = all(lane.cursor.held or not lane.listing.sizes for lane in self._lanes)
         self.state = "idle" if held else "elsewhere"
+        if held:
+            self.elsewhere, self.holders = 0, ()
         if hurry and (held or self._others_are_done()):
             self._emptied = [lane for lane in self._lanes if lane.cursor.held]
             self.drained = wanted
@@ -291,12 +305,16 @@ class Courier:
 
     def _others_are_done(self) -> bool:
         """Whether the processes that hold our other places have delivered all, or get nowhere."""
-        left = sum(lane.left_to_others() for lane in self._lanes if not lane.cursor.held)
+        theirs = [lane for lane in self._lanes if not lane.cursor.held and lane.left_to_others()]
+        self.elsewhere = left = sum(lane.left_to_others() for lane in theirs)
+        self.holders = tuple(filter(None, {lane.cursor.holder(): None for lane in theirs}))
         now = time.monotonic()
         before, since = self._others
         if left < before:
+            if before != math.inf:
+                self.settled_elsewhere += int(before) - left
             self._others = before, since = left, now
-        return left == 0 or now - since >= _OTHERS_S
+        return left == 0 or now - since >= self._others_s
 
     def _deliver(self, lane: Lane, name: str) -> None:
         parts = self._parts_of(lane, name)

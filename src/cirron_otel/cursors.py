@@ -103,6 +103,14 @@ class Cursor:
             raise disk_error("use the cursor", self.path, exc) from exc
         return True
 
+    def holder(self) -> str:
+        """Who drains, by what the lock file says, for people; empty where it says nothing."""
+        try:
+            said = msgspec.json.decode(self.lock_path.read_bytes(), type=dict[str, str | int])
+            return f"process {said['pid']} on {said['host']}"
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError, KeyError):
+            return ""
+
     @staticmethod
     def _sign(fd: int) -> None:
         """Say in the lock file who holds it, for people."""

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -46,6 +46,15 @@ class Left(msgspec.Struct, frozen=True):
     destination: str
     batches: int
     error: str | None = None
+
+
+class Waiting(NamedTuple):
+    """How far a drain is: batches that wait here, and those that other processes deliver."""
+
+    here: int
+    elsewhere: int
+    #: Who these processes are, for people.
+    holders: tuple[str, ...]
 
 
 class Forwarder:
@@ -108,33 +117,42 @@ class Forwarder:
         *,
         patience: float | None = None,
         others: bool = False,
-        progress: Callable[[int], object] | None = None,
+        progress: Callable[[Waiting], object] | None = None,
     ) -> list[Left]:
         """Deliver all that is there now; what could not be delivered, by destination.
 
         Waits at most ``timeout`` seconds (``None``: no limit), and with ``patience`` only as long
         as something is delivered every so many seconds. What another process delivers is waited
-        for as long as it makes progress, and counted with ``others``. ``progress`` is called with
-        the number of batches that wait, a few times a second.
+        for as long as it makes progress, and counted with ``others``. ``progress`` is told a few
+        times a second what still waits.
         """
         now = time.monotonic()
         deadline = None if timeout is None else now + timeout
-        numbers = [courier.drain(deadline) for courier in self._couriers]
+        numbers = [courier.drain(deadline, patience) for courier in self._couriers]
         least, moved, shown = None, now, 0.0
         while not all(c.drained >= n for c, n in zip(self._couriers, numbers, strict=True)):
             now = time.monotonic()
             if deadline is not None and now >= deadline:
                 break
-            done = sum(courier.settled for courier in self._couriers)
+            done = sum(one.settled + one.settled_elsewhere for one in self._couriers)
             if least is None or done > least:
                 least, moved = done, now
             if patience is not None and now - moved >= patience:
                 break
             if progress is not None and now - shown >= 0.1:  # noqa: PLR2004 - as the text says
-                progress(sum(courier.waiting for courier in self._couriers))
+                progress(self._waiting())
                 shown = now
             time.sleep(_WAIT_S)
         return self._left(others=others)
+
+    def _waiting(self) -> Waiting:
+        couriers = self._couriers
+        holders = dict.fromkeys(who for courier in couriers for who in courier.holders)
+        return Waiting(
+            sum(courier.waiting for courier in couriers),
+            sum(courier.elsewhere for courier in couriers),
+            tuple(holders),
+        )
 
     def _left(self, *, others: bool) -> list[Left]:
         for listing in self._listings.values():
@@ -143,7 +161,7 @@ class Forwarder:
             Left(
                 courier.destination.description,
                 courier.count_left(others=others),
-                courier.last_error or _WHY_LEFT.get(courier.state),
+                courier.last_error or _why_left(courier),
             )
             for courier in self._couriers
         ]
@@ -194,6 +212,13 @@ class Forwarder:
             listing.after_fork()
         for courier in self._couriers:
             courier.after_fork()
+
+
+def _why_left(courier: Courier) -> str | None:
+    why = _WHY_LEFT.get(courier.state)
+    if courier.state == "elsewhere" and courier.holders:
+        return f"{why} ({', '.join(courier.holders)})"
+    return why
 
 
 def close_dead_writers(root: Path, guard: Guard) -> None:

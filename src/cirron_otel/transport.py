@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import msgspec
 
 from cirron_otel._guard import Guard, logger
 from cirron_otel.destinations.base import Destination, DestinationSpec
 from cirron_otel.errors import CirronError, ConfigurationError
+from cirron_otel.identity import host_name
 from cirron_otel.settings import Settings
 from cirron_otel.yaml_file import read_project_file, read_user_file
 
@@ -28,6 +29,7 @@ Transport = Literal["event_stream", "http", "file_only"]
 
 RUN_VARIABLE = "CIRRON_RUN_ID"
 KEY_VARIABLE = "CIRRON_API_KEY"
+PROMETHEUS: Final = "prometheus"
 #: Every variable of OpenTelemetry begins so.
 _OTEL = "OTEL_"
 
@@ -43,12 +45,18 @@ def word(settings: Settings, environ: Mapping[str, str] | None = None) -> Transp
 
 
 def resolve(
-    settings: Settings, environ: Mapping[str, str] | None = None, *, joined: bool = False
+    settings: Settings,
+    environ: Mapping[str, str] | None = None,
+    *,
+    joined: bool = False,
+    scraped: Literal["this_host", "all", "no"] = "all",
 ) -> list[DestinationSpec]:
     """The destinations of a run, the platform's first; none where there is no spool to read.
 
     ``joined`` says that spans go through the application's own provider: then OTLP receivers
-    count only where the settings name them. Makes each destination once, without any connection,
+    count only where the settings name them. ``scraped`` says what is shown to Prometheus, where
+    the environment asks for that: what this host records, what anybody does, or nothing.
+    Makes each destination once, without any connection,
     so that what cannot be used is said now: raises ``ConfigurationError``.
     """
     environ = os.environ if environ is None else environ
@@ -73,6 +81,9 @@ def resolve(
     elif transport == "http":
         found.append(platform_spec(settings))
     found += otlp_specs(settings, environ, joined=joined)
+    if scraped != "no":
+        only_host = host_name() if scraped == "this_host" else ""
+        found += prometheus_specs(settings, environ, only_host)
     for spec in found:
         connect(spec).close()
     return found
@@ -118,6 +129,28 @@ def otlp_spec(target: OtlpTarget) -> DestinationSpec:
     )
 
 
+def prometheus_specs(
+    settings: Settings, environ: Mapping[str, str], only_host: str = ""
+) -> list[DestinationSpec]:
+    """The port for Prometheus, where it is asked for; see :func:`resolve`."""
+    if PROMETHEUS not in environ.get("OTEL_METRICS_EXPORTER", "").lower():
+        return []
+    from cirron_otel.destinations.prometheus_settings import prometheus_target  # noqa: PLC0415
+
+    target = prometheus_target(environ, only_host)
+    if target is None:
+        return []
+    options = msgspec.to_builtins(msgspec.structs.replace(target, ranks=settings.ranks))
+    return [
+        DestinationSpec(
+            kind=PROMETHEUS,
+            name=target.cursor_name,
+            description=f"Prometheus at {target.url}",
+            options=options,
+        )
+    ]
+
+
 def platform_spec(settings: Settings) -> DestinationSpec:
     """The platform as the settings describe it. Raises ``ConfigurationError`` without a key."""
     if settings.api_key is None:
@@ -160,6 +193,11 @@ def connect(spec: DestinationSpec, guard: Guard | None = None) -> Destination:
             output_dir=Path(options["output_dir"]),
             guard=guard,
         )
+    if spec.kind == PROMETHEUS:
+        from cirron_otel.destinations.prometheus import PrometheusEndpoint  # noqa: PLC0415 - extra
+        from cirron_otel.destinations.prometheus_settings import PrometheusTarget  # noqa: PLC0415
+
+        return PrometheusEndpoint(msgspec.convert(options, PrometheusTarget))
     from cirron_otel.destinations.otlp import OtlpDestination  # noqa: PLC0415 - loads much
     from cirron_otel.destinations.otlp_settings import OtlpTarget  # noqa: PLC0415 - as above
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -85,9 +86,44 @@ def test_what_another_process_holds_is_said_so(tmp_path: Path) -> None:
     forwarder = Forwarder((tmp_path,), (receiver,), poll_s=0.02)
     forwarder.start()
     (left,) = forwarder.drain(20, others=True)
-    assert (left.batches, left.error) == (2, "another process delivers there")
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    assert (left.batches, left.error) == (2, f"another process delivers there ({who})")
     holder.release()
     assert forwarder.stop(20) == []
+
+
+def test_the_patience_of_a_flush_is_for_other_processes_too(tmp_path: Path) -> None:
+    """The helper of a program that was just killed may hold a place for a while: it is awaited."""
+    record(tmp_path, 2)
+    holder = Cursor(tmp_path, "receiver")
+    assert holder.take()
+    receiver = Receiver()
+    forwarder = Forwarder((tmp_path,), (receiver,), poll_s=0.02)
+    forwarder.start()
+    dying = threading.Timer(1.5, holder.release)
+    dying.start()
+    assert forwarder.drain(None, patience=20, others=True) == []
+    dying.join()
+    assert len(receiver.taken) == 2
+    assert forwarder.stop(20) == []
+
+
+def test_a_flush_says_for_whom_it_waits(tmp_path: Path) -> None:
+    """While another process delivers there the user reads which one; then it goes on by itself."""
+    record(tmp_path, 2)
+    with http_receiver() as server:
+        (spec,) = transport.resolve(resolve(call={"otlp": server.url}))
+        holder = Cursor(tmp_path, spec.name)
+        assert holder.take()
+        command = [str(Path(sys.executable).with_name("cirron-otel")), "spool", "flush"]
+        command += ["--dir", str(tmp_path), "--otlp", server.url, "--patience", "120"]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            line = process.stderr.readline()
+            holder.release()
+            assert process.wait(120) == 0
+    who = f"process {os.getpid()} on {socket.gethostname()}"
+    assert line == f"2 batches to send: waiting for {who}, which delivers there\n"
 
 
 def test_a_sidecar_without_a_spool_says_that_it_waits(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_beyond_it_every_kth_step_goes() -> None:
 
 
 def test_slow_failed_and_alarmed_steps_go_anyway() -> None:
-    """A step above the p99 of those before it, a failed one, and one with a NaN go on credit."""
+    """A step above the p99 of those before it, a failed one, one with a NaN or a finding go."""
     budget = Budget(1, 3)
     gone(budget, batch(1, steps(0, 500)))
     odd = {
@@ -89,9 +89,10 @@ def test_slow_failed_and_alarmed_steps_go_anyway() -> None:
     }
     rows = steps(500, 560, **odd)
     nan = mark("s/step530", "loss", None, at=5305, iteration=530, value_nonfinite="nan")
-    left = gone(budget, batch(2, rows, [nan]))
+    finding = mark("s/step540", "cirron.finding", "layer4 is dead", at=5405, iteration=540)
+    left = gone(budget, batch(2, rows, [nan, finding]))
     assert {500, 501, 559} <= set(left)
-    assert {510, 520, 530}.isdisjoint(left)
+    assert {510, 520, 530, 540}.isdisjoint(left)
 
 
 def test_what_is_in_no_step_goes() -> None:

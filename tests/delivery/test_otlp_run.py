@@ -55,6 +55,19 @@ def test_no_trace_grows_past_the_budget() -> None:
     assert all(len(one.events) == 1 for one in losses)
 
 
+def test_what_announces_an_epoch_counts_in_its_trace() -> None:
+    """A session of many epochs, each seen while it is open, has no trace larger than it may be."""
+    with http_receiver() as server:
+        ci.profile(frameworks=[], otlp=server.url, exit_budget=60, trace_max_spans=200)
+        for _ in ci.epochs(range(100)):
+            for _ in ci.batches(range(1)):
+                ci.flush()
+        assert ci.shutdown()
+    assert len(pending(server)) > 100
+    sizes = Counter(one.trace_id for one in server.spans.values())
+    assert 150 < max(sizes.values()) <= 200
+
+
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
 def test_a_running_scope_is_seen(protocol: str) -> None:
     """While the session and an epoch are open they are announced, and end under their own ids."""

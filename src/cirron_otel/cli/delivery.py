@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import click
 
@@ -15,7 +16,7 @@ from cirron_otel import transport
 from cirron_otel._guard import Guard
 from cirron_otel.destinations.base import Destination
 from cirron_otel.errors import ConfigurationError, SpoolError
-from cirron_otel.forwarder import Forwarder, Left, close_dead_writers
+from cirron_otel.forwarder import Forwarder, Left, Waiting, close_dead_writers
 from cirron_otel.reading.values import clean, plural
 from cirron_otel.settings import Settings, resolve
 
@@ -24,6 +25,8 @@ _DISCOVER_S = 5.0
 _RECOVER_S = 30.0
 #: How often a line of progress is written where there is no terminal.
 _LINE_S = 5.0
+#: Sooner where it is another process that delivers: so long that may last unnoticed.
+_ELSEWHERE_S = 1.0
 
 
 def flush(root: Path, otlp: Sequence[str], timeout: float | None, patience: float) -> None:
@@ -33,7 +36,7 @@ def flush(root: Path, otlp: Sequence[str], timeout: float | None, patience: floa
     """
     guard = Guard()
     settings = settings_for(root, otlp)
-    destinations = connect_all(settings, guard)
+    destinations = connect_all(settings, guard, scraped="no")
     close_dead_writers(root, guard)
     forwarder = Forwarder([root], destinations, guard=guard)
     forwarder.start()
@@ -64,7 +67,8 @@ def forward_directories(
     """
     settings = settings_for(Path(os.path.commonpath(given)), otlp)
     guard = Guard()
-    forwarder = Forwarder([], connect_all(settings, guard), guard=guard)
+    destinations = connect_all(settings, guard, scraped="no" if once else "all")
+    forwarder = Forwarder([], destinations, guard=guard)
     told = _Signals()
     watched: dict[Path, float] = {}
     if not once and not any(output_directories(one) for one in given):
@@ -99,10 +103,15 @@ def settings_for(root: Path, otlp: Sequence[str]) -> Settings:
     return settings
 
 
-def connect_all(settings: Settings, guard: Guard) -> list[Destination]:
-    """The destinations that the settings name, at least one. Raises ``ConfigurationError``."""
+def connect_all(
+    settings: Settings, guard: Guard, *, scraped: Literal["all", "no"]
+) -> list[Destination]:
+    """The destinations that the settings name, at least one. Raises ``ConfigurationError``.
+
+    ``scraped``: whether a port for Prometheus is one.
+    """
     try:
-        specs = transport.resolve(settings)
+        specs = transport.resolve(settings, scraped=scraped)
     except ConfigurationError as error:  # here the argument is the option
         raise ConfigurationError(str(error).replace("profile(otlp=)", "--otlp")) from None
     if not specs:
@@ -182,8 +191,9 @@ class _progress:  # noqa: N801 - used as a function
         self._close: Callable[[], object] = lambda: None
         self._most = 0
         self._line_at = time.monotonic() + _LINE_S
+        self._elsewhere_at = time.monotonic() + _ELSEWHERE_S
 
-    def __enter__(self) -> Callable[[int], object]:
+    def __enter__(self) -> Callable[[Waiting], object]:
         if not sys.stderr.isatty():
             return self._line
         # Only here: a pipe should not wait for it.
@@ -191,23 +201,36 @@ class _progress:  # noqa: N801 - used as a function
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn  # noqa: PLC0415
 
         bar = Progress(
-            TextColumn("sending"), BarColumn(), MofNCompleteColumn(), TextColumn("batches"),
-            console=Console(stderr=True), transient=True,
+            TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+            TextColumn("batches"), console=Console(stderr=True), transient=True,
         )  # fmt: skip
         task = bar.add_task("sending", total=None)
         bar.start()
         self._close = bar.stop
 
-        def show(waiting: int) -> None:
-            self._most = max(self._most, waiting)
-            bar.update(task, total=self._most, completed=self._most - waiting)
+        def show(waiting: Waiting) -> None:
+            left = waiting.here + waiting.elsewhere
+            self._most = max(self._most, left)
+            what = "sending" if waiting.here or not waiting.elsewhere else _waits_for(waiting)
+            bar.update(task, total=self._most, completed=self._most - left, description=what)
 
         return show
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def _line(self, waiting: int) -> None:
-        if time.monotonic() >= self._line_at:
-            self._line_at = time.monotonic() + _LINE_S
-            click.echo(f"{waiting:,} {plural('batch', waiting)} to send", err=True)
+    def _line(self, waiting: Waiting) -> None:
+        now = time.monotonic()
+        only_others = waiting.elsewhere and not waiting.here
+        if now < (self._elsewhere_at if only_others else self._line_at):
+            return
+        self._line_at = self._elsewhere_at = now + _LINE_S
+        left = waiting.here + waiting.elsewhere
+        line = f"{left:,} {plural('batch', left)} to send"
+        click.echo(f"{line}: {_waits_for(waiting)}" if only_others else line, err=True)
+
+
+def _waits_for(waiting: Waiting) -> str:
+    """Whom a flush waits for, where others deliver in that directory."""
+    who = clean(", ".join(waiting.holders)) or "another process"
+    return f"waiting for {who}, which {'deliver' if len(waiting.holders) > 1 else 'delivers'} there"

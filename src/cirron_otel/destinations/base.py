@@ -164,7 +164,7 @@ class DestinationSpec(msgspec.Struct, frozen=True, kw_only=True):
     ``options`` may hold secrets; they are not shown.
     """
 
-    kind: Literal["platform", "event_stream", "otlp"]
+    kind: Literal["platform", "event_stream", "otlp", "prometheus"]
     #: As :attr:`Destination.name` and :attr:`Destination.description`.
     name: str
     description: str
@@ -209,6 +209,15 @@ class Measured(Protocol):
     """
 
     measure: Callable[[], Mapping[str, Any]] | None
+
+
+@runtime_checkable
+class Listening(Protocol):
+    """A destination at whose port others ask."""
+
+    def close_in_child(self) -> None:
+        """In a forked child: let go of what is its parent's."""
+        ...
 
 
 @runtime_checkable

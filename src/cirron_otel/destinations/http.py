@@ -15,10 +15,9 @@ import io
 import os
 import socket
 import ssl
-import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 from urllib.parse import unquote, urljoin, urlsplit
@@ -32,6 +31,7 @@ from urllib3.exceptions import HTTPError
 from cirron_otel.destinations.base import ANSWER_CHARS, RetryAfter
 from cirron_otel.destinations.tls import Tls
 from cirron_otel.errors import ConfigurationError
+from cirron_otel.imports import untraced
 
 if TYPE_CHECKING:
     from urllib3.response import BaseHTTPResponse
@@ -379,17 +379,3 @@ def _fill_empty_store(context: ssl.SSLContext) -> None:
         return
     with contextlib.suppress(ImportError):
         context.load_verify_locations(importlib.import_module("certifi").where())
-
-
-@contextlib.contextmanager
-def untraced() -> Iterator[None]:
-    """Inside, OpenTelemetry's instrumentations of libraries make no spans, on this thread.
-
-    What is not loaded needs no asking: without an instrumentation there is nothing to suppress.
-    """
-    utils = sys.modules.get("opentelemetry.instrumentation.utils")
-    if utils is None:
-        yield
-    else:
-        with utils.suppress_instrumentation():
-            yield

@@ -4,15 +4,11 @@ A batch is settled when its spans, its metrics and its logs were taken. But span
 where the receiver does not know that signal at all (a 404, say): it is left out for ten minutes at
 a time, and told of once.
 
-The totals that metrics are made of lie on disk beside the cursor, one file for each writer and
-destination, replaced before the batch is settled. They hold the ids of the batches in them: after
-a crash between the two, the batch comes again, is in them already, and the same sums go out.
+The totals that metrics are made of outlast the process; see :mod:`.totals_files`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,14 +19,14 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch
-from cirron_otel.cursors import cursors_directory
 from cirron_otel.destinations.base import Accepted, Parcel, Rejected, RetryAfter, TooLarge
 from cirron_otel.destinations.otlp_http import HttpSender, Sender
 from cirron_otel.destinations.otlp_settings import Endpoint, OtlpTarget
 from cirron_otel.destinations.otlp_values import GRPC, JSON
+from cirron_otel.destinations.totals_files import TotalsFiles
 from cirron_otel.otlp.instruments import INSTRUMENTS, Metric, Point
 from cirron_otel.otlp.logs import log_records
-from cirron_otel.otlp.metrics import VERSION, Saved, Totals, series_attributes, series_key
+from cirron_otel.otlp.metrics import Totals, series_attributes, series_key
 from cirron_otel.otlp.rows import Scope, scope_of
 from cirron_otel.otlp.wire import Beside, Wire
 
@@ -45,12 +41,6 @@ _MOST_TRIES = 3
 _ABOUT_THE_RECEIVER = frozenset({408, 425, 429, 502, 503, 504})
 #: Points or records in one request.
 _MOST_ROWS = 2000
-#: Writers whose totals are in memory, and how long the file of one may lie.
-_MAX_WRITERS = 64
-_KEPT_S = 30 * 86_400
-
-_decoder = msgspec.json.Decoder(Saved)
-_encode = msgspec.json.Encoder().encode
 
 
 class Request(msgspec.Struct):
@@ -76,20 +66,19 @@ class Work(msgspec.Struct):
     note: str = ""
 
 
-class _Kept(msgspec.Struct):
-    """The totals of a writer, and which state of their file they are."""
-
-    totals: Totals
-    mtime_ns: int
-
-
 class BesideSender:
     """Metrics and logs of the batches of one receiver. One thread at a time."""
 
     def __init__(self, target: OtlpTarget, *, lasting: bool = True) -> None:
         """Connect to nothing yet. ``lasting`` totals of metrics outlive this object."""
         self._target = target
-        self._lasting = lasting
+        metrics = target.metrics
+        self._totals = TotalsFiles(
+            target.cursor_name,
+            exemplars=metrics is not None and metrics.exemplars,
+            exponential=metrics is not None and metrics.exponential,
+            lasting=lasting,
+        )
         self._endpoints: dict[str, Endpoint] = {}
         self._wires: dict[str, Beside] = {}
         self._senders: dict[str, Sender] = {}
@@ -100,7 +89,6 @@ class BesideSender:
                 self._senders[signal] = sender_of(endpoint, signal)
         self._off_until: dict[str, float] = {}
         self._told: set[str] = set()
-        self._kept: dict[Path, _Kept] = {}
         self._begun_ns = time.time_ns()
         #: Says how the queue of this destination is; see :class:`..base.Measured`.
         self.measure: Callable[[], Mapping[str, Any]] | None = None
@@ -134,9 +122,7 @@ class BesideSender:
             else:
                 self.counts["log_records_refused"] += len(records)
         if self._target.metrics is not None:
-            file = self._file(parcel, batch)
-            work.totals = self._totals(file, batch)
-            work.file = file if self._lasting and parcel.path.parent.name == "spool" else None
+            work.totals, work.file = self._totals.of(parcel, batch)
             work.totals.add(batch, breathe)
             if self._is_on("metrics") and self._is_due(work.totals, batch):
                 metrics = [*work.totals.metrics(), *self._own_metrics()]
@@ -184,48 +170,6 @@ class BesideSender:
             if made:
                 metrics.append(Metric(instrument, made))
         return metrics
-
-    # --- totals on disk ------------------------------------------------------------------------
-
-    def _file(self, parcel: Parcel, batch: Batch) -> Path:
-        writer = _writer(batch)
-        digest = hashlib.sha256(writer.encode()).hexdigest()[:16]
-        directory = cursors_directory(parcel.path.parent.parent)
-        return directory / f"{self._target.cursor_name}.metrics" / f"{digest}.json"
-
-    def _totals(self, file: Path, batch: Batch) -> Totals:
-        """The totals of a batch's writer: those in memory, unless another process went on."""
-        kept = self._kept.pop(file, None)
-        mtime_ns = _mtime_ns(file) if self._lasting else 0
-        if kept is None or kept.mtime_ns != mtime_ns:
-            kept = _Kept(self._read(file, batch), mtime_ns)
-        self._kept[file] = kept
-        if len(self._kept) > _MAX_WRITERS:
-            del self._kept[next(iter(self._kept))]
-        return kept.totals
-
-    def _read(self, file: Path, batch: Batch) -> Totals:
-        exemplars = self._target.metrics is not None and self._target.metrics.exemplars
-        writer = _writer(batch)
-        with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-            saved = _decoder.decode(file.read_bytes() if self._lasting else b"")
-            known = {*saved.gauges, *saved.sums, *saved.histograms} <= set(INSTRUMENTS)
-            if saved.version == VERSION and saved.writer == writer and known:
-                return Totals(saved, exemplars=exemplars)
-        return Totals.begin(batch, writer, exemplars=exemplars)
-
-    def _write(self, file: Path, totals: Totals) -> None:
-        """Replace the file; where the disk refuses, a restart begins the sums anew."""
-        temporary = file.with_suffix(".tmp")
-        with contextlib.suppress(OSError):
-            if not file.exists():
-                file.parent.mkdir(parents=True, exist_ok=True)
-                _remove_old(file.parent)
-            temporary.write_bytes(_encode(totals.saved))
-            temporary.replace(file)
-        kept = self._kept.get(file)
-        if kept is not None:
-            kept.mtime_ns = _mtime_ns(file)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -308,7 +252,7 @@ class BesideSender:
         """The batch is about to be settled: keep the totals with it."""
         if work.totals is not None and work.file is not None:
             work.totals.accepted(work.batch_id)
-            self._write(work.file, work.totals)
+            self._totals.keep(work.file, work.totals)
 
 
 def _wire(protocol: str) -> Beside:
@@ -341,26 +285,3 @@ def sender_of(endpoint: Endpoint, signal: str = "traces") -> Sender:
 
         return GrpcSender(endpoint, wire, signal)
     return HttpSender(endpoint, wire)
-
-
-def _writer(batch: Batch) -> str:
-    """The process whose batch it is; where the batch does not name it, the session."""
-    if batch.writer is not UNSET:
-        return batch.writer
-    return "" if batch.resource is UNSET else str(batch.resource.get(semconv.SESSION_ID, ""))
-
-
-def _mtime_ns(file: Path) -> int:
-    try:
-        return file.stat().st_mtime_ns
-    except OSError:
-        return 0
-
-
-def _remove_old(directory: Path) -> None:
-    """Remove the totals of writers that are long gone."""
-    before = time.time() - _KEPT_S
-    for file in directory.glob("*.json"):
-        with contextlib.suppress(OSError):
-            if file.stat().st_mtime < before:
-                file.unlink()

@@ -17,9 +17,9 @@ from google.rpc.error_details_pb2 import RetryInfo
 from google.rpc.status_pb2 import Status
 
 from cirron_otel.destinations.base import Accepted, Answer, Rejected, RetryAfter, TooLarge
-from cirron_otel.destinations.http import untraced
 from cirron_otel.destinations.otlp_settings import Endpoint
 from cirron_otel.errors import ConfigurationError
+from cirron_otel.imports import untraced
 from cirron_otel.otlp.wire import Wire
 from cirron_otel.version import VERSION
 

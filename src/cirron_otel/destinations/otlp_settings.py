@@ -78,10 +78,14 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class MetricsEndpoint(Endpoint, frozen=True):
-    """Where metrics go; ``interval`` is the least time between two requests, in seconds."""
+    """Where metrics go; ``interval`` is the least time between two requests, in seconds.
+
+    With ``exponential`` the buckets of histograms are exponential, in place of given ones.
+    """
 
     interval: float = 0.0
     exemplars: bool = True
+    exponential: bool = False
 
 
 class OtlpTarget(Endpoint, frozen=True):

@@ -35,6 +35,8 @@ from cirron_otel.errors import ConfigurationError
 _SIGNALS = {"traces": TRACES, "metrics": METRICS, "logs": LOGS}
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _TEMPORALITY = f"{PREFIX}METRICS_TEMPORALITY_PREFERENCE"
+_AGGREGATION = f"{PREFIX}METRICS_DEFAULT_HISTOGRAM_AGGREGATION"
+_EXPLICIT, _EXPONENTIAL = "explicit_bucket_histogram", "base2_exponential_bucket_histogram"
 
 
 def otlp_receivers(
@@ -146,8 +148,23 @@ def _endpoint(target: OtlpTarget, signal: Signal, environ: Mapping[str, str]) ->
     return MetricsEndpoint(
         **shared,
         interval=_interval(environ),
-        exemplars=variable(environ, "OTEL_METRICS_EXEMPLAR_FILTER").lower() != "always_off",
+        exemplars=exemplars_wanted(environ),
+        exponential=_is_exponential(environ),
     )
+
+
+def exemplars_wanted(environ: Mapping[str, str]) -> bool:
+    """Whether metrics name spans as examples."""
+    return variable(environ, "OTEL_METRICS_EXEMPLAR_FILTER").lower() != "always_off"
+
+
+def _is_exponential(environ: Mapping[str, str]) -> bool:
+    text = variable(environ, _AGGREGATION).lower()
+    if text not in {"", _EXPLICIT, _EXPONENTIAL}:
+        raise ConfigurationError(
+            f"{_AGGREGATION} = {text[:80]!r} must be {_EXPLICIT} or {_EXPONENTIAL}"
+        )
+    return text == _EXPONENTIAL
 
 
 def _interval(environ: Mapping[str, str]) -> float:

@@ -56,11 +56,12 @@ def _metric(metric: Metric) -> dict[str, Any]:
         data["aggregationTemporality"] = _CUMULATIVE
     if instrument.kind == "sum":
         data["isMonotonic"] = True
+    exponential = metric.points and metric.points[0].scale is not None
     return {
         "name": instrument.name,
         "unit": instrument.unit,
         "description": instrument.description,
-        instrument.kind: data,
+        "exponentialHistogram" if exponential else instrument.kind: data,
     }
 
 
@@ -77,9 +78,16 @@ def _point(point: Point, instrument: Instrument) -> dict[str, Any]:
     if kind == "histogram":
         out |= {
             "count": str(point.total), "sum": point.value, "min": point.least, "max": point.most,
-            "bucketCounts": list(map(str, point.buckets)),
-            "explicitBounds": instrument.boundaries,
         }  # fmt: skip
+        counts, scale = list(map(str, point.buckets)), point.scale
+        if scale is None:
+            out |= {"bucketCounts": counts, "explicitBounds": instrument.boundaries}
+        else:
+            out |= {
+                "scale": scale.scale,
+                "zeroCount": str(scale.zero_count),
+                "positive": {"offset": scale.offset, "bucketCounts": counts},
+            }
     elif type(point.value) is int:
         out["asInt"] = str(point.value)
     else:

@@ -14,7 +14,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.metrics.v1 import metrics_pb2 as pb
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
-from cirron_otel.otlp.instruments import Exemplar, Metric, Point
+from cirron_otel.otlp.instruments import Exemplar, Metric, Point, Scale
 from cirron_otel.otlp.logs import OtlpLog
 from cirron_otel.otlp.protobuf import protobuf_attributes
 from cirron_otel.otlp.rows import Scope
@@ -58,6 +58,11 @@ def _metric(metric: Metric) -> pb.Metric:
         points = list(map(_number, metric.points))
         total = pb.Sum(data_points=points, aggregation_temporality=_CUMULATIVE, is_monotonic=True)
         out.sum.CopyFrom(total)
+    elif metric.points and metric.points[0].scale is not None:
+        scaled = [_exponential(point, point.scale) for point in metric.points if point.scale]
+        out.exponential_histogram.CopyFrom(
+            pb.ExponentialHistogram(data_points=scaled, aggregation_temporality=_CUMULATIVE)
+        )
     else:
         lengths = [_histogram(point, instrument.boundaries) for point in metric.points]
         out.histogram.CopyFrom(
@@ -91,6 +96,24 @@ def _histogram(point: Point, boundaries: tuple[float, ...]) -> pb.HistogramDataP
         max=point.most,
         bucket_counts=point.buckets,
         explicit_bounds=boundaries,
+        exemplars=list(map(_exemplar, point.exemplars)),
+    )
+
+
+def _exponential(point: Point, scale: Scale) -> pb.ExponentialHistogramDataPoint:
+    return pb.ExponentialHistogramDataPoint(
+        attributes=protobuf_attributes(point.attrs),
+        start_time_unix_nano=point.start_ns,
+        time_unix_nano=point.time_ns,
+        count=point.total,
+        sum=point.value,
+        min=point.least,
+        max=point.most,
+        scale=scale.scale,
+        zero_count=scale.zero_count,
+        positive=pb.ExponentialHistogramDataPoint.Buckets(
+            offset=scale.offset, bucket_counts=point.buckets
+        ),
         exemplars=list(map(_exemplar, point.exemplars)),
     )
 

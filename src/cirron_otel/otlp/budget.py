@@ -3,13 +3,14 @@
 A bucket of ``burst`` spans fills up by ``rate`` spans per second of the run (its own time, so that
 a queue that waited chooses as one that did not). While there is enough in it every step goes. When
 it is empty a step goes whenever enough has come in, which is every k-th, evenly; and one that is
-slow, failed or has a mark that is not finite goes anyway, on credit. Spans outside of steps
-(sessions, epochs, windows, checkpoints) always go. The spool has everything, whatever is left out.
+slow, failed, or has a finding or a mark that is not finite goes anyway, on credit. Spans outside of
+steps (sessions, epochs, windows, checkpoints) always go. The spool has everything, whatever is left
+out.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Container
 from typing import NamedTuple
 
@@ -60,27 +61,29 @@ class Budget:
         if self.rate <= 0:
             return set()
         session = None if batch.resource is UNSET else batch.resource.get(semconv.SESSION_ID)
-        groups: dict[_Key, list[SpanRecord]] = {}
+        groups: dict[int, list[SpanRecord]] = {}
         outside = 0
         for row in batch.spans:
-            if row.iteration is UNSET:
+            iteration = row.iteration
+            if iteration is UNSET:
                 outside += row.id not in apart
+            elif (rows := groups.get(iteration)) is None:
+                groups[iteration] = [row]
             else:
-                groups.setdefault((session, row.iteration), []).append(row)
+                rows.append(row)
         self._tokens -= outside
         alarmed = {
             mark.iteration for mark in batch.marks
-            if mark.value_nonfinite is not UNSET and mark.iteration is not UNSET
+            if (mark.value_nonfinite is not UNSET or mark.name == semconv.FINDING)
+            and mark.iteration is not UNSET
         }  # fmt: skip
-        out: set[str] = set()
-        for key, rows in groups.items():
-            if self._goes(key, rows, alarmed=key[1] in alarmed):
-                continue
-            out.update(row.id for row in rows)
-            for row in rows:
-                self._count(row)
+        out: list[SpanRecord] = []
+        for iteration, rows in groups.items():
+            if not self._goes((session, iteration), rows, alarmed=iteration in alarmed):
+                out += rows
+        self._count(out)
         self._tokens = max(self._tokens, float(-self.burst))
-        return out
+        return {row.id for row in out}
 
     def has_room(self, spans: int, at_ns: int) -> bool:
         """Whether the bucket has room for these at that time of the run."""
@@ -101,7 +104,11 @@ class Budget:
         decided = self._decided.get(key)
         if decided is not None:
             return decided
-        step = next((row for row in rows if row.name == semconv.STEP), None)
+        step = None
+        for row in rows:
+            if row.name == semconv.STEP:
+                step = row
+                break
         self._fill(rows[-1].start_ns if rows[-1].end_ns is UNSET else rows[-1].end_ns)
         if self._tokens >= len(rows):
             goes = True
@@ -139,13 +146,15 @@ class Budget:
         if self._noted % _FEWEST_STEPS == 0:
             self._slow_ns = sorted(self._lengths)[int(_SLOW * (len(self._lengths) - 1))]
 
-    def _count(self, row: SpanRecord) -> None:
-        self.left_out += 1
-        half = row.id[16:]
-        known = self._traces.get(half, LeftOut(0, 0))
-        self._traces[half] = LeftOut(known.spans + 1, known.steps + (row.name == semconv.STEP))
-        if len(self._traces) > _MAX_TRACES:
-            del self._traces[next(iter(self._traces))]
+    def _count(self, rows: list[SpanRecord]) -> None:
+        """Note what is left out, by trace: the second half of an id is its trace's."""
+        self.left_out += len(rows)
+        steps = Counter(row.id[16:] for row in rows if row.name == semconv.STEP)
+        for half, spans in Counter([row.id[16:] for row in rows]).items():
+            known = self._traces.get(half, LeftOut(0, 0))
+            self._traces[half] = LeftOut(known.spans + spans, known.steps + steps[half])
+            if len(self._traces) > _MAX_TRACES:
+                del self._traces[next(iter(self._traces))]
 
 
 def _failed(row: SpanRecord) -> bool:

@@ -61,6 +61,16 @@ class Exemplar(NamedTuple):
     span_id: str
 
 
+class Scale(NamedTuple):
+    """How the buckets of an exponential histogram lie; see :mod:`.histograms`."""
+
+    scale: int
+    #: Index of the first bucket.
+    offset: int
+    #: How many measurements were 0.
+    zero_count: int
+
+
 class Point(NamedTuple):
     """One point of a series. ``start_ns`` is 0 for a gauge; ``buckets`` only a histogram has."""
 
@@ -75,6 +85,8 @@ class Point(NamedTuple):
     least: float = 0.0
     most: float = 0.0
     buckets: tuple[int, ...] = ()
+    #: Of a histogram whose buckets are not the instrument's but exponential.
+    scale: Scale | None = None
 
 
 class Metric(NamedTuple):

@@ -10,7 +10,6 @@ Not thread-safe, no I/O.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from msgspec import UNSET
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
 from cirron_otel.otlp.batches import is_request
+from cirron_otel.otlp.histograms import Exponential, Histogram, buckets_of
 from cirron_otel.otlp.instruments import (
     INSTRUMENTS,
     KNOWN_MARKS,
@@ -31,6 +31,7 @@ from cirron_otel.otlp.instruments import (
     Exemplar,
     Metric,
     Point,
+    Scale,
 )
 from cirron_otel.otlp.request_metrics import measured
 
@@ -62,16 +63,6 @@ class Gauge(msgspec.Struct, array_like=True, gc=False):
     changed: bool = True
 
 
-class Histogram(msgspec.Struct, array_like=True, gc=False):
-    """Lengths in ns since the writer's start."""
-
-    count: int
-    sum_ns: int
-    least_ns: int
-    most_ns: int
-    buckets: list[int]
-
-
 class Saved(msgspec.Struct):
     """What lasts of the totals; by the instrument's name, then by the series' key."""
 
@@ -84,16 +75,19 @@ class Saved(msgspec.Struct):
     gauges: dict[str, dict[str, Gauge]] = {}
     sums: dict[str, dict[str, float]] = {}
     histograms: dict[str, dict[str, Histogram]] = {}
+    #: In place of these, where exponential buckets were asked for.
+    exponentials: dict[str, dict[str, Exponential]] = {}
     #: Batches that are in here: those the receiver does not have yet, and the last that it has.
     pending: list[str] = []
     done: list[str] = []
 
 
 class Totals:
-    """What a writer's batches add up to."""
+    """What a writer's batches add up to; lengths in given buckets, or ``exponential`` ones."""
 
-    def __init__(self, saved: Saved, *, exemplars: bool = True) -> None:
+    def __init__(self, saved: Saved, *, exemplars: bool = True, exponential: bool = False) -> None:
         self.saved = saved
+        self._exponential = exponential
         self._exemplars = exemplars
         self._known = {*saved.pending, *saved.done}
         self._open: dict[str, SpanRecord] = {}
@@ -101,12 +95,15 @@ class Totals:
         self._shown: dict[tuple[str, str], dict[int, tuple[SpanRecord, int]]] = {}
 
     @classmethod
-    def begin(cls, batch: Batch, writer: str = "", *, exemplars: bool = True) -> Totals:
+    def begin(
+        cls, batch: Batch, writer: str = "", *, exemplars: bool = True, exponential: bool = False
+    ) -> Totals:
         """Empty totals of a writer whose first batch this is."""
         rows = [*batch.spans, *(() if batch.open is UNSET else batch.open)]
         times = [batch.created_ns, *(row.start_ns for row in rows)]
         start_ns = max(1, min(times))
-        return cls(Saved(VERSION, writer, start_ns, start_ns), exemplars=exemplars)
+        saved = Saved(VERSION, writer, start_ns, start_ns)
+        return cls(saved, exemplars=exemplars, exponential=exponential)
 
     # --- taking in -----------------------------------------------------------------------------
 
@@ -179,21 +176,19 @@ class Totals:
         if lengths is None:
             lengths = [max(0, _end(row) - row.start_ns) for row in rows]
         bounds = _BOUNDS_NS[name]
-        series = self.saved.histograms.setdefault(name, {})
+        saved = self.saved
+        series: dict[str, Any] = (
+            saved.exponentials if self._exponential else saved.histograms
+        ).setdefault(name, {})
         if key not in series and len(series) >= MAX_SERIES:
             key = _OVERFLOW
-        known = series.get(key)
-        if known is None:
-            empty = [0] * (len(bounds) + 1)
-            known = series[key] = Histogram(0, 0, lengths[0], lengths[0], empty)
-        buckets = [bisect_left(bounds, length) for length in lengths]
-        known.count += len(lengths)
-        known.sum_ns += sum(lengths)
-        known.least_ns = min(known.least_ns, *lengths)
-        known.most_ns = max(known.most_ns, *lengths)
-        for bucket in buckets:
-            known.buckets[bucket] += 1
-        if self._exemplars:
+        buckets = buckets_of(bounds, lengths)
+        if self._exponential:
+            series.setdefault(key, Exponential(0, 0, lengths[0], lengths[0])).add(lengths)
+        else:
+            empty = Histogram(0, 0, lengths[0], lengths[0], [0] * (len(bounds) + 1))
+            series.setdefault(key, empty).add(lengths, buckets)
+        if self._exemplars:  # one a bucket, and few of those that are given
             shown = self._shown.setdefault((name, key), {})
             shown.update(zip(buckets, zip(rows, lengths, strict=True), strict=True))
 
@@ -279,6 +274,17 @@ class Totals:
                     one.count, one.least_ns / 1e9, one.most_ns / 1e9, tuple(one.buckets),
                 )
                 for key, one in histograms.items()
+            ]  # fmt: skip
+            out.append(Metric(INSTRUMENTS[name], lengths))
+        for name, exponentials in self.saved.exponentials.items():
+            lengths = [
+                Point(
+                    series_attributes(name, key), start_ns, time_ns, one.sum_ns / 1e9,
+                    tuple(self._exemplars_of(name, key)),
+                    one.count, one.least_ns / 1e9, one.most_ns / 1e9, one.dense()[1],
+                    Scale(one.scale, one.dense()[0], one.zero_count),
+                )
+                for key, one in exponentials.items()
             ]  # fmt: skip
             out.append(Metric(INSTRUMENTS[name], lengths))
         return out
