@@ -8,6 +8,8 @@ decided here.
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -54,11 +56,33 @@ class Finding(msgspec.Struct, frozen=True):
 OnFinding = Callable[[Finding], object]
 
 
+class Outlet(ABC):
+    """A function for ``on_finding=`` that sends findings on, from a thread of its own."""
+
+    @abstractmethod
+    def __call__(self, finding: Finding) -> None:
+        """Take a finding in; never blocks."""
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """The end is near: send what waits now."""
+
+    @abstractmethod
+    def end(self, deadline: float) -> None:
+        """Send what waits until ``deadline`` (of ``time.monotonic()``), and count the rest."""
+
+    @abstractmethod
+    def health(self) -> dict[str, Any]:
+        """What ``ci.health()`` says of it."""
+
+
 class Findings:
     """What was found in one process so far, and whom to tell. Any thread; no locks, no I/O."""
 
     def __init__(self) -> None:
         self.callbacks: tuple[OnFinding, ...] = ()
+        #: Of all that were told, those that send findings on.
+        self.outlets: list[Outlet] = []
         #: Severities and kinds at which the training is to be stopped.
         self.stop_on: frozenset[str] = frozenset()
         self.recent: deque[Finding] = deque(maxlen=_KEPT)
@@ -102,7 +126,25 @@ class Findings:
             "by_severity": {name: self.by_severity[name] for name in SEVERITIES},
             "by_kind": dict(self.by_kind),
             "recent": [_shown(finding) for finding in self.recent.copy()],
+            "webhooks": [outlet.health() for outlet in self._outlets()],
         }
+
+    def _outlets(self) -> list[Outlet]:
+        given = [one for one in self.callbacks if isinstance(one, Outlet)]
+        return [*given, *(one for one in self.outlets.copy() if one not in given)]
+
+    def end_outlets(self, seconds: float) -> Callable[[], None]:
+        """Have all that waits sent within so many seconds; what is returned waits for that."""
+        deadline = time.monotonic() + seconds
+        outlets = self._outlets()
+        for outlet in outlets:
+            outlet.hurry()
+
+        def wait() -> None:
+            for outlet in outlets:
+                outlet.end(deadline)
+
+        return wait
 
     def forget(self) -> None:
         """Begin anew: in a forked child what was found is the parent's."""
@@ -111,6 +153,7 @@ class Findings:
         self.by_severity.clear()
         self._told.clear()
         self.stop = None
+        self.outlets.clear()
 
 
 def _shown(finding: Finding) -> dict[str, Any]:
@@ -158,9 +201,14 @@ def report(rec: Recorder | None, finding: Finding, *, to_log: bool = True) -> No
 
 def log(finding: Finding) -> None:
     """The line in the log of logger ``cirron_otel``, with which a terminal shows it."""
-    where = "" if finding.step is None else f" (step {finding.step})"
     level = _SEVERITY.get(finding.severity, _SEVERITY["warning"])[2]
-    logger.log(level, "cirron-otel: %s: %s%s", finding.severity, finding.message, where)
+    logger.log(level, "cirron-otel: %s", sentence(finding))
+
+
+def sentence(finding: Finding) -> str:
+    """A finding in one line for people."""
+    where = "" if finding.step is None else f" (step {finding.step})"
+    return f"{finding.severity}: {finding.message}{where}"
 
 
 def call_back(findings: Findings, finding: Finding, callbacks: Iterable[OnFinding]) -> None:
@@ -175,9 +223,17 @@ def call_back(findings: Findings, finding: Finding, callbacks: Iterable[OnFindin
             findings.stop = stop
         except Exception as error:  # noqa: BLE001 - the program goes on
             logger.warning(
-                "cirron-otel: on_finding function %r raised %r for %r; the others were told",
-                callback, error, finding.kind, exc_info=error,
+                "cirron-otel: on_finding function %s raised %s for %r; the others were told",
+                safe_repr(callback), safe_repr(error), finding.kind, exc_info=error,
             )  # fmt: skip
+
+
+def safe_repr(thing: object) -> str:
+    """Its repr, or the name of its class where a user's repr raises."""
+    try:
+        return repr(thing)
+    except Exception:  # noqa: BLE001 - a user's
+        return f"<{type(thing).__name__}>"
 
 
 def _attributes(finding: Finding) -> dict[str, Any]:

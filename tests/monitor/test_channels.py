@@ -59,10 +59,10 @@ def test_the_fast_look_at_a_weight_finds_the_same_classes(
     exact = row_max(tensor)
     for tolerance in (TOLERANCE, None):
         wanted = Wanted("", tensor, None, None, None, None, tolerance)
-        sizes, *_ = _row_tensors(wanted)
+        sizes, *_ = _row_tensors(wanted, tensor)
         assert sizes is not None
         assert (sizes == 0).tolist() == (exact == 0).tolist()
-        if _is_ordinary(wanted):
+        if _is_ordinary(wanted, tensor, {}):
             has_relu = tolerance is not None
             rows = Rows(exact, None, None, None)
             classes = classify(rows, has_relu=has_relu, tolerance=TOLERANCE)

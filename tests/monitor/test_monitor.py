@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,45 @@ def test_a_callback_may_stop_the_training() -> None:
     with pytest.raises(ci.StopTraining, match="because of no_gradients"):
         monitor.step(1.0)
     monitor.close()
+
+
+def test_a_callback_that_ends_the_program_leaves_a_whole_record() -> None:
+    """What leaves through step(), SystemExit say, does so once the check is written."""
+
+    def leave(_finding: ci.Finding) -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(SystemExit), _made(cnn(), check_every=1, on_finding=leave)[0] as monitor:
+        monitor.step(float("nan"))
+    assert [row["step"] for row in rows("run")] == [0]
+    assert verify(Path("run")).ok
+
+
+def test_layers_without_numbers_and_of_odd_kinds_are_looked_at() -> None:
+    """No inputs, no outputs, one number, complex ones: a check sees the others."""
+
+    class Odd(nn.Module):
+        """A little of everything."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.empty, self.none = nn.Linear(100, 4), nn.Linear(0, 3), nn.Linear(5, 0)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+            self.phase = nn.Parameter(torch.randn(3, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            """Use all of it."""
+            more = self.empty(x.new_zeros(len(x), 0)).sum() + self.none(x.new_zeros(1, 5)).sum()
+            out: torch.Tensor = self.body(x.flatten(1)) * self.scale
+            return out + self.phase.abs().sum() + more
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = Odd()
+    monitor, optimizer = _made(model, check_every=1)
+    train(monitor, model, optimizer, 3)
+    monitor.close()
+    assert [set(row["grad"]) for row in rows("run")] == [{"", "body", "empty", "none"}] * 3
 
 
 def test_findings_of_a_monitor_reach_the_recording() -> None:

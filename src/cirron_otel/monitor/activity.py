@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
 from cirron_otel._guard import Guard
 from cirron_otel.monitor.hooking import Hooks, learns
-
-_SPATIAL = {"Conv1d": 1, "Conv2d": 2, "Conv3d": 3}
+from cirron_otel.monitor.kinds import channel_axis
 
 
 class Site(NamedTuple):
@@ -35,6 +34,8 @@ class Activity:
         #: Forward passes of the model, and runs of each site and of each producer behind it.
         self.passes = 0
         self.runs: Counter[str] = Counter()
+        #: The node of autograd that made the last output of each site.
+        self.nodes: dict[str, object] = {}
         self._own_runs: Counter[str] = Counter()
         self._paired = {site.producer for site in sites if site.itself is not site.module}
         #: Whether the whole window was seen.
@@ -45,15 +46,16 @@ class Activity:
         self._peaks = {}
         self.passes = 0
         self.runs.clear()
+        self.nodes.clear()
         self._own_runs.clear()
         self.is_whole = True
         if self._hooks or not self._sites:
             return
         self._hooks.before(self._model, self._pass_begins)
         for site in self._sites:
-            self._hooks.after(site.module, self._seen_at(site.producer))
+            self._hooks.after(site.module, self._seen_at, site.producer)
             if site.itself is not site.module:
-                self._hooks.after(site.itself, self._ran(site.producer))
+                self._hooks.after(site.itself, self._ran, site.producer)
 
     def counts(self, producer: str) -> dict[str, int]:
         """How often the producer ran in this window, and its BatchNorm where it has one."""
@@ -68,26 +70,22 @@ class Activity:
     def stop(self) -> None:
         """Look no more."""
         self._hooks.remove()
+        self.nodes.clear()
         self._peaks = {}
         self.is_whole = False
 
     def _pass_begins(self, module: nn.Module, _args: object) -> None:
         self.passes += learns(module)
 
-    def _seen_at(self, producer: str) -> Any:  # noqa: ANN401 - a hook
-        def see(module: nn.Module, _args: object, output: object) -> None:
-            if not (learns(module) and isinstance(output, torch.Tensor) and output.numel()):
-                return
-            self.runs[producer] += 1
-            self.add(producer, channel_peaks(module, output.detach()))
+    def _seen_at(self, producer: str, module: nn.Module, _args: object, output: object) -> None:
+        if not (learns(module) and isinstance(output, torch.Tensor) and output.numel()):
+            return
+        self.runs[producer] += 1
+        self.nodes[producer] = output.grad_fn
+        self.add(producer, channel_peaks(module, output.detach()))
 
-        return see
-
-    def _ran(self, producer: str) -> Any:  # noqa: ANN401 - a hook
-        def see(module: nn.Module, _args: object, _output: object) -> None:
-            self._own_runs[producer] += learns(module)
-
-        return see
+    def _ran(self, producer: str, module: nn.Module, _args: object, _output: object) -> None:
+        self._own_runs[producer] += learns(module)
 
     def add(self, producer: str, peak: torch.Tensor) -> None:
         """Take in the largest outputs of one run."""
@@ -102,12 +100,6 @@ def keep_largest(peaks: dict[str, torch.Tensor], name: str, peak: torch.Tensor) 
 
 def channel_peaks(module: nn.Module, output: torch.Tensor) -> torch.Tensor:
     """The largest value of each channel of what ``module`` put out."""
-    kind = type(module).__name__
-    if kind == "Linear":
-        channel = output.dim() - 1
-    elif kind in _SPATIAL:  # without a batch, channels come first
-        channel = output.dim() - 1 - _SPATIAL[kind]
-    else:
-        channel = 1
+    channel = channel_axis(module, output.dim())
     others = [axis for axis in range(output.dim()) if axis != channel]
     return output.amax(dim=others) if others else output

@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cirron_otel.monitor import kinds
 from cirron_otel.monitor.activity import Activity
 from cirron_otel.monitor.checks.channels import Classes
 from cirron_otel.monitor.modules import version_of
 from cirron_otel.monitor.observing import At, Read
 from cirron_otel.monitor.owners import Owners
-from cirron_otel.monitor.producers import Producer
+from cirron_otel.monitor.producers import Producer, is_own_weight
 
 STATEMENT = (
     "each of these channels puts out one number, at most zero, for every input (its filter is "
@@ -90,14 +91,14 @@ class Certificates:
         read = Read()
         places: dict[str, list[At]] = {}
         for one in producers:
-            nothing = torch.zeros(one.channels, dtype=torch.bool, device=one.weight.device)
+            nothing = torch.zeros(one.channels, dtype=torch.bool, device=one.filters.device)
             paired = one.batchnorm is not None
             filters = [one.weight, one.bias if paired else None]
             vectors = [
-                _any(nothing, self._moments(filters)),
-                _any(nothing, self._moments([one.gamma])),
-                _any(nothing, self._moments([one.shift])),
-                _any(nothing, [t.grad for t in one.tensors().values() if t.is_leaf]),
+                _any(nothing, one, self._moments(filters)),
+                _any(nothing, one, self._moments([one.gamma])),
+                _any(nothing, one, self._moments([one.shift])),
+                _any(nothing, one, [t.grad for t in one.tensors().values() if t.is_leaf]),
             ]
             places[one.name] = [read.put(vector) for vector in vectors]
         read.now()
@@ -252,9 +253,14 @@ def why_never(  # noqa: PLR0911 - one premise after the other
     why = blocked.get(producer.name)
     if why is not None:
         return why
-    if any(not isinstance(tensor, torch.nn.Parameter) for tensor in producer.tensors().values()):
+    if kinds.has_forward_of_its_own(producer.module):
+        return f"{type(producer.module).__name__} has a forward of its own: it may compute anything"
+    tensors = producer.tensors().values()
+    if not is_own_weight(producer.module) or any(
+        not isinstance(tensor, torch.nn.Parameter) for tensor in tensors
+    ):
         return "its weight is computed from others (weight norm, a mask)"
-    if any(id(tensor) in shared for tensor in producer.tensors().values()):
+    if any(id(tensor) in shared for tensor in tensors):
         return "another module has the same weights"
     return None
 
@@ -272,13 +278,15 @@ def _batches(producer: Producer) -> int | None:
     return None if counted is None else version_of(counted)
 
 
-def _any(nothing: torch.Tensor, tensors: Iterable[torch.Tensor | None]) -> torch.Tensor:
+def _any(
+    nothing: torch.Tensor, producer: Producer, tensors: Iterable[torch.Tensor | None]
+) -> torch.Tensor:
     """For each channel whether anything in the tensors is not zero; NaN is not."""
     found = nothing
     for tensor in tensors:
         if tensor is None:
             continue
         dense = tensor if tensor.layout is torch.strided else tensor.to_dense()
-        nonzero = dense.detach() != 0
+        nonzero = producer.by_channel(dense.detach()) != 0
         found = found | (nonzero if nonzero.dim() == 1 else nonzero.flatten(1).any(1))
     return found

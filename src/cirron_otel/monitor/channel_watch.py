@@ -17,6 +17,7 @@ from cirron_otel.monitor.checks.channels import (
     indices,
     nothing_stuck,
 )
+from cirron_otel.monitor.fading import Fading
 from cirron_otel.monitor.guardian import WRITTEN, Guardian
 from cirron_otel.monitor.levels import Levels
 from cirron_otel.monitor.owners import Owners
@@ -28,7 +29,7 @@ from cirron_otel.monitor.producers import (
 )
 from cirron_otel.monitor.quiet import Quiet
 from cirron_otel.monitor.repairs import Repairs
-from cirron_otel.monitor.structure import Discovery, Structure
+from cirron_otel.monitor.structure import Consumers, Discovery, Structure
 
 if TYPE_CHECKING:
     from cirron_otel._guard import Guard
@@ -55,7 +56,7 @@ class ChannelWatch:
         self._guard = guard
         self._tell, self._now = tell, now
         #: The optimizers that are known.
-        self.owners = Owners(facts.optimizer, facts.config.certify_optimizers)
+        self.owners = Owners(facts.optimizer, facts.config.certify_optimizers, guard)
         self._certificates = Certificates(self.owners)
         self._repair = Repairs(facts, self.owners)
         self._guardian = Guardian(facts.model, self.owners, guard, self._violated_between)
@@ -65,19 +66,21 @@ class ChannelWatch:
         self._retest: Discovery | None = None
         self.producers: list[Producer] = []
         self._quiet = Quiet(facts.config)
+        self._fading = Fading(facts.config)
         self._levels = Levels(facts.config)
         #: Channels that were zero at the first check, and still are.
         self._from_start: dict[str, torch.Tensor] = {}
         self._certified_once: set[str] = set()
         self._refused: set[tuple[str, str]] = set()
         self._step: int | None = None
+        self._consumers = Consumers(None)
         #: Certificates that were ended by a broken premise.
         self.violated = 0
 
     @property
     def findings(self) -> list[Finding]:
         """Of the last check, what is no event."""
-        return self._quiet.findings
+        return [*self._quiet.findings, *self._fading.findings]
 
     @property
     def stuck(self) -> dict[str, list[int]]:
@@ -112,7 +115,12 @@ class ChannelWatch:
             return
         if self._activity is not None:
             self._activity.stop()
+        before = {one.name: one for one in self.producers}
         self.producers = find_producers(facts, structure)
+        for one in self.producers:
+            was = before.get(one.name)
+            if was and (was.module is not one.module or was.batchnorm is not one.batchnorm):
+                self._certificates.forbid(one.name, "another module stands in its place now")
         self._activity = activity_of(facts, self.producers, self._guard)
         family = self.owners.family(facts.optimizer)
         shared = shared_parameters(facts.model)
@@ -125,7 +133,6 @@ class ChannelWatch:
 
     def begin_window(self) -> None:
         """The next step is checked."""
-        self._guardian.tidy()
         if self._activity is not None:
             self._activity.begin()
         layers = self._guardian.layers
@@ -147,10 +154,8 @@ class ChannelWatch:
         self.end_window()
         if self._retest is not None:
             self._retest.forget()
-        inside = self._guardian.inside
         self._guardian.stop()
-        if not inside:
-            self.owners.stop()
+        self.owners.stop()
 
     # --- a check ----------------------------------------------------------------------------------
 
@@ -158,7 +163,8 @@ class ChannelWatch:
         """What the check has to look at."""
         peaks = {} if self._activity is None else self._activity.end()
         tolerance = self._facts.config.decayed_rel_tol
-        return [one.wanted(peaks, tolerance) for one in self.producers]
+        largest = self._fading.largest
+        return [one.wanted(peaks, tolerance, largest(one.name)) for one in self.producers]
 
     def look(self, seen: Observation, root: object, *, skips: bool) -> Iterator[Event]:
         """The events of one check, in the order in which they are written.
@@ -171,6 +177,8 @@ class ChannelWatch:
         self._step = step
         self._levels.begin()
         self._quiet.begin()
+        self._fading.begin()
+        self._consumers = Consumers(root)
         self._certificates.begin(self.producers)
         classes = {one.name: self._classes_of(one, seen) for one in self.producers}
         if first:
@@ -186,6 +194,7 @@ class ChannelWatch:
         for producer in self.producers:
             found = self._without_learning(producer.name, classes[producer.name], evidence)
             yield from self._look_at(producer, seen, window, found, evidence)
+        self._consumers = Consumers(None)
 
     def _classes_of(self, producer: Producer, seen: Observation) -> Classes | None:
         rows, tolerance = seen.rows.get(producer.name), self._facts.config.decayed_rel_tol
@@ -240,8 +249,12 @@ class ChannelWatch:
     ) -> Iterator[Event]:  # fmt: skip
         name = producer.name
         quiet = self._quiet.look(seen, producer)
+        self._fading.look(seen, producer, classes)
         standing = self._guardian.channels(name)
         if classes is None and standing is None:
+            is_calm = quiet is None and not self._repair.follows(name)
+            if is_calm and self._levels.stays_calm(producer):
+                return  # the usual case
             channels = channels_of(producer.channels, None, None, quiet)
             yield from self._levels.look(seen.step, producer, channels)
             yield from self._repairs(seen.step, producer, None, None, quiet)
@@ -285,6 +298,10 @@ class ChannelWatch:
         if bool(new.any()) and self._certificates.look_for_others(producer):
             known = self._certificates.gather([producer])[producer.name]
             verdict = judge(classes, why_not(producer, window), known)
+        if bool(new.any()) and window.activity is not None:
+            why = self._consumers.why_no_relu(window.activity.nodes.get(producer.name))
+            if why is not None:
+                verdict = judge(classes, why, known)
         return verdict, known
 
     # --- certificates -----------------------------------------------------------------------------

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -144,7 +145,7 @@ class Monitor:
             if self.rank == 0
             else Teller(self._journal, lambda: None, (), (), (), verbose=False)
         )
-        self._pipeline = Pipeline(facts, self._journal, teller, lambda: self._step - 1)
+        self._pipeline = Pipeline(facts, self._journal, teller, _step_of(self))
         self._every = self.config.check_every
         self._step = 0
         self._due = 0
@@ -314,6 +315,17 @@ class Monitor:
         except Exception as failure:  # noqa: BLE001 - see _guard
             guard.swallow("monitor.close", failure)
         return None
+
+
+def _step_of(monitor: Monitor) -> Callable[[], int]:
+    """What gives the step under way, and does not keep the monitor alive."""
+    reference = weakref.ref(monitor)
+
+    def step() -> int:
+        monitor = reference()
+        return 0 if monitor is None else monitor.step_count - 1
+
+    return step
 
 
 def _recording() -> Recorder | None:

@@ -6,24 +6,21 @@ optimizer wrote to them: then they are looked at before the step.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from cirron_otel.monitor.checks.channels import classify
 from cirron_otel.monitor.hooking import Hook, Hooks, makes_graph
 from cirron_otel.monitor.modules import is_optimizer, version_of
 from cirron_otel.monitor.observing import Rows, row_max
+from cirron_otel.monitor.stepping import Listening
 
 if TYPE_CHECKING:
     from torch.optim.optimizer import Optimizer
-    from torch.utils.hooks import RemovableHandle
 
     from cirron_otel._guard import Guard
     from cirron_otel.monitor.owners import Owners
@@ -35,6 +32,7 @@ Violated = Callable[[str, "torch.Tensor | None", str], object]
 #: A parameter that an optimizer holds, and the group it is in.
 _Held = tuple[torch.Tensor, dict[str, Any]]
 
+_WHERE = "monitor.guardian"
 WRITTEN = "something else than an optimizer wrote to its weights"
 #: Of a parameter group, what decides how it moves a parameter without a gradient.
 _SETTINGS = (
@@ -68,13 +66,11 @@ class Guardian:
         self._model = model
         self._owners = owners
         self._guard = guard
-        self._violated = violated
+        self._tell = weakref.WeakMethod(violated)
         self._layers: dict[str, _Watched] = {}
         self._hooks = Hooks(guard)
-        self._handles: list[RemovableHandle] = []
+        self._steps: Listening | None = None
         self._passes = 0
-        #: A hook on optimizers is running: those must not be removed now.
-        self._inside = False
 
     def channels(self, layer: str) -> torch.Tensor | None:
         """Which channels of a layer have a certificate; None where none has."""
@@ -100,22 +96,12 @@ class Guardian:
                 self._install()
             return
         known = self._layers.get(producer.name)
-        if known is None:
+        if known is None or _are_others(known, producer):
             self._layers[producer.name] = _Watched(producer, channels)
             self._install()
             return
         known.channels = channels
         known.versions, known.written = _versions(known.tensors), False
-
-    @property
-    def inside(self) -> bool:
-        """Whether an optimizer's hook is running."""
-        return self._inside
-
-    def tidy(self) -> None:
-        """Take the hooks away where no layer is left."""
-        if not self._layers and self._handles:
-            self._install()
 
     def stop(self) -> None:
         """Watch nothing more."""
@@ -123,65 +109,56 @@ class Guardian:
         self._install()
 
     def _install(self) -> None:
-        if self._inside:  # torch is going through its hooks; without layers ours do nothing
-            return
         self._hooks.remove()
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
         self._passes = 0
         if not self._layers:
+            if self._steps is not None:
+                self._steps.stop()
+                self._steps = None
             return
+        if self._steps is None:
+            self._steps = Listening(self._guard, _WHERE, self._stepping, self._stepped)
         self._hooks.before(self._model, self._pass_begins)
         for watched in self._layers.values():
             watched.runs = watched.batchnorm_runs = watched.passes_before = 0
-            self._hooks.after(watched.producer.module, self._ran(watched))
+            self._hooks.after(watched.producer.module, self._ran, watched)
             if watched.producer.batchnorm is not None:
-                self._hooks.after(watched.producer.batchnorm, self._normalised(watched))
-        self._handles = [
-            register_optimizer_step_pre_hook(self._guarded(self._stepping)),
-            register_optimizer_step_post_hook(self._guarded(self._stepped)),
-        ]
+                self._hooks.after(watched.producer.batchnorm, self._normalised, watched)
 
     # --- forward passes ---------------------------------------------------------------------------
 
     def _pass_begins(self, _module: nn.Module, _args: object) -> None:
         self._passes += makes_graph()
 
-    def _ran(self, watched: _Watched) -> Any:  # noqa: ANN401 - a hook
-        def see(_module: nn.Module, _args: object, _output: object) -> None:
-            watched.runs += makes_graph()
+    def _ran(self, watched: _Watched, _module: nn.Module, _args: object, _output: object) -> None:
+        watched.runs += makes_graph()
 
-        return see
+    def _normalised(
+        self, watched: _Watched, module: nn.Module, _args: object, output: object
+    ) -> None:
+        watched.batchnorm_runs += makes_graph()
+        if not module.training and isinstance(output, torch.Tensor) and output.requires_grad:
+            # Only a pass that is learned from counts, and a backward pass tells.
+            hook = Hook(self._flows, self._guard, more=(watched,))
+            output.register_hook(hook)  # type: ignore[no-untyped-call]
 
-    def _normalised(self, watched: _Watched) -> Any:  # noqa: ANN401 - a hook
-        def flows(_gradient: object) -> None:
-            watched.through_evaluation = True
-
-        def see(module: nn.Module, _args: object, output: object) -> None:
-            watched.batchnorm_runs += makes_graph()
-            if not module.training and isinstance(output, torch.Tensor) and output.requires_grad:
-                # Only a pass that is learned from counts, and a backward pass tells.
-                output.register_hook(Hook(flows, self._guard))  # type: ignore[no-untyped-call]
-
-        return see
+    def _flows(self, watched: _Watched, _gradient: object) -> None:
+        watched.through_evaluation = True
 
     # --- optimizer steps --------------------------------------------------------------------------
 
-    def _guarded(self, see: Callable[[Optimizer], object]) -> Hook:
-        def hook(optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-            self._inside = True
-            try:
-                see(optimizer)
-            finally:
-                self._inside = False
-
-        return Hook(hook, self._guard, "monitor.guardian")
+    def _violated(self, layer: str, mask: torch.Tensor | None, why: str) -> None:
+        tell = self._tell()
+        if tell is not None:
+            tell(layer, mask, why)
 
     def _stepping(self, optimizer: Optimizer) -> None:
         """An optimizer is about to step: may it, and was everything as it has to be?"""
         if not is_optimizer(optimizer):
             return
+        for watched in list(self._layers.values()):
+            if _are_others(watched, watched.producer):
+                self._violated(watched.producer.name, None, "its parameters were replaced")
         for watched, held in self._held(optimizer):
             why = self._broken(optimizer, watched, held)
             watched.runs = watched.batchnorm_runs = 0
@@ -262,7 +239,7 @@ class Guardian:
                 still = watched.channels & (producer.gamma.detach() != 0)
             else:
                 still = watched.channels
-            if bool((moment[still] != 0).any()):
+            if bool((producer.by_channel(moment)[still] != 0).any()):
                 return "an optimizer brings momentum for these channels"
         return None
 
@@ -286,6 +263,12 @@ class Guardian:
             self._violated(watched.producer.name, alive, WRITTEN)
 
 
+def _are_others(watched: _Watched, producer: Producer) -> bool:
+    """Whether a layer has other parameters than those that are watched."""
+    now, before = list(producer.tensors().values()), watched.tensors
+    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+
+
 def _versions(tensors: list[torch.Tensor]) -> list[int]:
     return [version_of(tensor) for tensor in tensors]
 
@@ -294,7 +277,7 @@ def _alive(producer: Producer, channels: torch.Tensor) -> torch.Tensor:
     """The channels of a mask that are no longer those of a certificate, as a mask."""
     some = channels.nonzero().flatten()
     rows = Rows(
-        row_max(producer.weight.detach()[some]),
+        row_max(producer.filters.detach()[some]),
         *(
             None if vector is None else vector.detach()[some]
             for vector in (producer.bias, producer.gamma, producer.beta)

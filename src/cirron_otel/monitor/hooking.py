@@ -2,12 +2,14 @@
 
 A hook is there only while a check wants to see the forward pass; between checks the modules are as
 the user made them. ``copy.deepcopy``, pickling and ``torch.save`` of a hooked model give a model
-whose hooks do nothing, and which loads where this package is not installed.
+whose hooks do nothing, and which loads where this package is not installed. A hook keeps nobody
+alive: a monitor that is dropped goes, and its hooks with it, though the model stays.
 """
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +18,7 @@ from torch import nn
 from torch.compiler import is_dynamo_compiling
 
 from cirron_otel._guard import Guard
+from cirron_otel.monitor.scripting import Scripting
 
 if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
@@ -26,23 +29,30 @@ See = Callable[..., object]
 class Hook:
     """A hook that calls ``see`` and swallows what that raises; its copies do nothing.
 
-    ``where`` is the name under which the guard counts what was swallowed.
+    ``see`` is a bound method, whose object is held weakly; ``more`` are arguments that come before
+    torch's. ``where`` is the name under which the guard counts what was swallowed.
     """
 
-    __slots__ = ("_guard", "_see", "_where")
+    __slots__ = ("_guard", "_more", "_see", "_where")
 
-    def __init__(self, see: See, guard: Guard, where: str = "monitor.hook") -> None:
-        self._see = see
+    def __init__(
+        self, see: See, guard: Guard, where: str = "monitor.hook", more: tuple[Any, ...] = ()
+    ) -> None:
+        self._see = weakref.WeakMethod(see)
         self._guard = guard
         self._where = where
+        self._more = more
 
     def __call__(self, *args: Any) -> None:
         """What torch calls. Returns None: nothing is changed."""
         # What it does would become part of the graph.
         if is_dynamo_compiling() or torch._C._is_tracing():  # noqa: SLF001 - torch.jit.is_tracing
             return
+        see = self._see()
+        if see is None:
+            return
         try:
-            self._see(*args)
+            see(*self._more, *args)
         except Exception as error:  # noqa: BLE001 - see _guard
             self._guard.swallow(self._where, error)
 
@@ -52,29 +62,47 @@ class Hook:
 
 
 class Hooks:
-    """Hooks that are put in place and taken away together."""
+    """Hooks that are put in place and taken away together, at the latest with this object."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
         self._handles: list[RemovableHandle] = []
+        weakref.finalize(self, _remove, self._handles).atexit = False
 
-    def before(self, module: nn.Module, see: See) -> None:
-        """Call ``see(module, args)`` before each forward of ``module``."""
-        self._handles.append(module.register_forward_pre_hook(Hook(see, self._guard)))
+    def before(self, module: nn.Module, see: See, *more: object) -> None:
+        """Call ``see(*more, module, args)`` before each forward of ``module``."""
+        hook = Hook(see, self._guard, more=more)
+        self._add(module.register_forward_pre_hook(hook))
 
-    def after(self, module: nn.Module, see: See) -> None:
-        """Call ``see(module, args, output)`` after each forward of ``module``."""
-        self._handles.append(module.register_forward_hook(Hook(see, self._guard)))
+    def after(self, module: nn.Module, see: See, *more: object) -> None:
+        """Call ``see(*more, module, args, output)`` after each forward of ``module``."""
+        hook = Hook(see, self._guard, more=more)
+        self._add(module.register_forward_hook(hook))
+
+    def _add(self, handle: RemovableHandle) -> None:
+        if not self._handles:
+            scripting.hold()
+        self._handles.append(handle)
 
     def remove(self) -> None:
         """Take all away."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        _remove(self._handles)
 
     def __bool__(self) -> bool:
         """Whether any is in place."""
         return bool(self._handles)
+
+
+def _remove(handles: list[RemovableHandle]) -> None:
+    if handles:
+        scripting.release()
+    for handle in handles:
+        handle.remove()
+    handles.clear()
+
+
+#: Of this process: see there.
+scripting = Scripting(lambda hook: isinstance(hook, Hook))
 
 
 def learns(module: nn.Module) -> bool:

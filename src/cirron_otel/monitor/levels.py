@@ -25,6 +25,14 @@ class Levels:
         """Begin a check."""
         self.stuck = {}
 
+    def stays_calm(self, producer: Producer) -> bool:
+        """Of a layer in which nothing is stuck now: whether nothing was at the last check."""
+        before = self._last.get(producer.name)
+        if before is not None and before.stuck:
+            return False
+        self.stuck[producer.name] = [0, 0, 0, 0]
+        return True
+
     def last(self, producer: Producer) -> Channels:
         """The channels of a layer at the last check; none is stuck before the first."""
         found = self._last.get(producer.name)

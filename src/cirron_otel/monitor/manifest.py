@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cirron_otel.monitor.config import MonitorConfig
-from cirron_otel.monitor.modules import PRODUCERS, Layer, Place
+from cirron_otel.monitor.modules import Layer, Place
 from cirron_otel.monitor.owners import family_of
+from cirron_otel.monitor.producers import producing_layers
 from cirron_otel.monitor.scaling import Scaling
 from cirron_otel.monitor.structure import Structure
 from cirron_otel.training_record import report as reports
@@ -108,8 +109,7 @@ def manifest_fields(
                 "certificate": facts.scans_channels and layer.name not in never,
                 "reason": never.get(layer.name) if facts.scans_channels else IN_PARTS,
             }
-            for layer in facts.layers
-            if layer.kind in PRODUCERS
+            for layer in producing_layers(facts.model, facts.layers)
         ],
         "channel_checks": facts.scans_channels,
         "optimizer": {

@@ -15,9 +15,6 @@ from torch import nn
 
 from cirron_otel.errors import ConfigurationError
 
-PRODUCERS = frozenset({"Conv1d", "Conv2d", "Conv3d", "Linear"})
-BATCHNORMS = frozenset({"BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"})
-RELUS = (nn.ReLU, nn.ReLU6)
 _WRAPPERS = frozenset({"DistributedDataParallel", "DataParallel"})
 _HYPER = ("lr", "weight_decay", "momentum", "betas")
 _DEEPEST_WRAPPING = 16

@@ -28,6 +28,10 @@ _MANY = 8
 _LEAST, _MOST = 1.1754943508222875e-38, 3.4028234663852886e38
 
 
+#: Names, and a vector with a number for each, in pieces.
+Further = Sequence[tuple[Sequence[str], torch.Tensor]]
+
+
 class Rows(NamedTuple):
     """What a producer's channels are, each a vector on the CPU with one entry per channel.
 
@@ -49,12 +53,15 @@ class Wanted(NamedTuple):
     """
 
     name: str
-    weight: torch.Tensor
+    #: With a row for each channel; None where nothing says how large they are.
+    weight: torch.Tensor | None
     bias: torch.Tensor | None
     gamma: torch.Tensor | None
     beta: torch.Tensor | None
     peak: torch.Tensor | None
     tolerance: float | None
+    #: A size that the filters have had: rows that are small beside it are not ordinary either.
+    usual: float = 0.0
 
 
 class Observation(NamedTuple):
@@ -74,6 +81,8 @@ class Observation(NamedTuple):
     without_gradient: list[str]
     #: Further numbers that were asked for, by whoever asked.
     further: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    #: About how large the largest filter is, by producer with a ReLU of which ``rows`` has nothing.
+    sizes: Mapping[str, float] = MappingProxyType({})
 
 
 @torch.no_grad()
@@ -86,14 +95,15 @@ def observe(  # noqa: PLR0913 - what there is to look at
     scale: torch.Tensor | float | None,
     bears_scale: bool,
     is_shared: bool = False,
-    further: Mapping[str, Mapping[str, torch.Tensor]] = MappingProxyType({}),
+    further: Mapping[str, Further] = MappingProxyType({}),
 ) -> Observation:
     """Look once. ``loss`` is a number, a tensor of one number, or None.
 
     ``is_shared`` puts the norms of all ranks' shards together, by a collective that every rank has
     to take part in.
 
-    ``further`` are numbers on a device that go along with the read, by who asks.
+    ``further`` are numbers on a device that go along with the read, by who asks: names, and vectors
+    with a number for each.
 
     Gradients that bear the ``scale`` are divided by it. The calling thread; waits for the device
     where the tensors are on one.
@@ -102,16 +112,20 @@ def observe(  # noqa: PLR0913 - what there is to look at
     read = Read()
     norms = _module_norms(grad, read)
     loss_at = read.put(loss.detach()) if isinstance(loss, torch.Tensor) else None
+    sizes: dict[str, float] = {}
+    unusual = [one for one in wanted if one.weight is not None]
+    if all(one.weight.device.type == "cpu" for one in unusual if one.weight is not None):
+        unusual = _unusual(unusual, sizes)
     rows_at = {
-        one.name: [None if v is None else read.put(v) for v in _row_tensors(one)]
-        for one in wanted
-        if not _is_ordinary(one)
+        one.name: [None if v is None else read.put(v) for v in _row_tensors(one, one.weight)]
+        for one in unusual
+        if one.weight is not None
     }
     peaks_at = {one.name: read.put(one.peak) for one in wanted if one.peak is not None}
     scale_at = read.put(scale) if isinstance(scale, torch.Tensor) else None
     further_at = {
-        asker: {name: read.put(number) for name, number in numbers.items()}
-        for asker, numbers in further.items()
+        asker: [(names, read.put(numbers)) for names, numbers in pieces]
+        for asker, pieces in further.items()
     }
     read.now()
     by_name: dict[str, float] = {}
@@ -138,9 +152,14 @@ def observe(  # noqa: PLR0913 - what there is to look at
         {name: read.vector(at) for name, at in peaks_at.items()},
         absent,
         {
-            asker: {name: float(read.vector(at)) for name, at in places.items()}
+            asker: {
+                name: value
+                for names, at in places
+                for name, value in zip(names, read.vector(at).tolist(), strict=True)
+            }
             for asker, places in further_at.items()
         },
+        sizes,
     )
 
 
@@ -175,19 +194,28 @@ def _module_norms(grad: Mapping[str, list[torch.Tensor]], read: Read) -> list[tu
         groups.setdefault(key, []).append((name, own))
     places: list[tuple[list[str], At]] = []
     for (device, dtype), members in groups.items():
-        norms = _norms([g.to(device) for _, own in members for g in own], dtype)
+        # A layer's may lie on several devices.
+        every = [g if g.device == device else g.to(device) for _, own in members for g in own]
+        norms = _norms(every, dtype)
         width = max(len(own) for _, own in members)
         if width > 1:  # a matrix with a line per module, zeros where it has fewer parameters
-            flat = norms.new_zeros(len(members) * width)
-            index = [i * width + k for i, (_, own) in enumerate(members) for k in range(len(own))]
-            flat[torch.tensor(index, device=device)] = norms
-            norms = torch.linalg.vector_norm(flat.view(len(members), width), dim=1)
-        places.append(([name for name, _ in members], read.put(norms)))
+            zero = norms[0].new_zeros(())
+            lines: list[torch.Tensor] = []
+            zeros = 0
+            for _, own in members:
+                first = len(lines) - zeros
+                lines += norms[first : first + len(own)]
+                lines += [zero] * (width - len(own))
+                zeros += width - len(own)
+            joined = torch.linalg.vector_norm(torch.stack(lines).view(-1, width), dim=1)
+        else:
+            joined = torch.stack(norms)
+        places.append(([name for name, _ in members], read.put(joined)))
     return places
 
 
-def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-    """The norm of each, as one vector of ``dtype``."""
+def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> list[torch.Tensor]:
+    """The norm of each, as ``dtype``."""
     low = [i for i, g in enumerate(gradients) if g.dtype in _LOW]
     norms: Sequence[torch.Tensor]
     if not low or len(low) == len(gradients):
@@ -195,7 +223,7 @@ def _norms(gradients: list[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
     else:
         norms = [torch.linalg.vector_norm(g, dtype=dtype if g.dtype in _LOW else None)
                  for g in gradients]  # fmt: skip
-    return torch.stack([norm if norm.dtype is dtype else norm.to(dtype) for norm in norms])
+    return [norm if norm.dtype is dtype else norm.to(dtype) for norm in norms]
 
 
 def _look_again(found: dict[str, float], grad: Mapping[str, list[torch.Tensor]]) -> None:
@@ -214,6 +242,8 @@ def _look_again(found: dict[str, float], grad: Mapping[str, list[torch.Tensor]])
 def _careful_norm(gradients: Iterable[torch.Tensor]) -> float:
     norms: list[float] = []
     for gradient in gradients:
+        if not gradient.numel():
+            continue
         norm = float(torch.linalg.vector_norm(gradient, dtype=_wide(gradient)))
         if norm == 0.0 or math.isinf(norm):
             largest = float(torch.linalg.vector_norm(gradient, _INFINITY))
@@ -238,12 +268,56 @@ def _as_float32(value: float) -> float:
 # --- weights ----------------------------------------------------------------------------------
 
 
-def _is_ordinary(one: Wanted) -> bool:
+def _unusual(wanted: list[Wanted], sizes: dict[str, float]) -> list[Wanted]:
+    """Those that need a closer look, as a row or a scale may be zero or small. On the CPU only.
+
+    What is usual is asked of all layers at once, and of each only where the answer is no.
+    """
+    scales_are_usual = _have_usual_scales(wanted)
+    without_relu = [one for one in wanted if one.tolerance is None]
+    no_row_is_zero = _have_no_zero_row(without_relu)
+    return [
+        one
+        for one in wanted
+        if not (
+            (no_row_is_zero and scales_are_usual)
+            if one.tolerance is None
+            else scales_are_usual and _are_alike(one, one.weight, one.tolerance, sizes)  # type: ignore[arg-type]
+        )
+        and not _is_ordinary(one, one.weight, sizes)  # type: ignore[arg-type]
+    ]
+
+
+def _have_usual_scales(wanted: list[Wanted]) -> bool:
+    """Whether no scale of any layer is zero, negative, or small beside the largest of all."""
+    scales = [one.gamma.detach() for one in wanted if one.gamma is not None]
+    if not scales:
+        return True
+    if len({scale.dtype for scale in scales}) > 1:
+        return False
+    smallest, largest = map(float, torch.cat(scales).aminmax())
+    tolerance = max(one.tolerance or 0.0 for one in wanted)
+    return smallest > 0 and smallest > tolerance * largest
+
+
+def _have_no_zero_row(wanted: list[Wanted]) -> bool:
+    """Whether the first number of no row is zero: then no row is one of zeros."""
+    firsts = [
+        one.weight.detach().as_strided((one.weight.shape[0],), (one.weight.stride(0),))
+        for one in wanted
+        if one.weight is not None
+    ]
+    if len({first.dtype for first in firsts}) > 1:
+        return False
+    return not firsts or bool(torch.cat(firsts).all())
+
+
+def _is_ordinary(one: Wanted, weight: torch.Tensor, sizes: dict[str, float]) -> bool:
     """Whether no row and no scale can be zero or small, told without looking at each number twice.
 
-    Only on the CPU, where asking costs no wait.
+    Only on the CPU, where asking costs no wait. ``sizes`` takes in how large the layer's are.
     """
-    weight, gamma = one.weight.detach(), one.gamma
+    weight, gamma = weight.detach(), one.gamma
     if weight.device.type != "cpu":
         return False
     if one.tolerance is None:
@@ -252,7 +326,7 @@ def _is_ordinary(one: Wanted) -> bool:
             first = first.select(1, 0)
         if not bool(first.all()):  # a row whose first number is not zero is none of zeros
             return False
-    elif not _are_alike(weight, one.tolerance):
+    elif not _are_alike(one, weight, one.tolerance, sizes):
         return False
     if gamma is None:
         return True
@@ -260,20 +334,23 @@ def _is_ordinary(one: Wanted) -> bool:
     return smallest > 0 and smallest > (one.tolerance or 0.0) * largest
 
 
-def _are_alike(weight: torch.Tensor, tolerance: float) -> bool:
-    """Whether no row can be zero, or small beside the others.
+def _are_alike(
+    one: Wanted, weight: torch.Tensor, tolerance: float, sizes: dict[str, float]
+) -> bool:
+    """Whether no row can be zero, or small beside the others or what they were.
 
     That is told by the L2 norms, which take one fast pass: of n numbers whose largest is r the norm
     lies between r and sqrt(n) r, and so does the median of all rows.
     """
     norms = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.dim())))
     smallest, largest = map(float, norms.aminmax())
-    count = weight.numel() // max(1, weight.shape[0])
-    return smallest > math.sqrt(count) * tolerance * largest
+    root = math.sqrt(weight.numel() // max(1, weight.shape[0]))
+    sizes[one.name] = largest / root
+    return smallest > root * tolerance * max(largest, one.usual)
 
 
-def _row_tensors(one: Wanted) -> tuple[torch.Tensor | None, ...]:
-    weight = one.weight.detach()
+def _row_tensors(one: Wanted, weight: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    weight = weight.detach()
     if one.tolerance is not None or weight.device.type != "cpu":
         largest = row_max(weight)
         if one.tolerance is None:

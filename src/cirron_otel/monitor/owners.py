@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.compiler import is_dynamo_compiling
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from cirron_otel.monitor.decay import why_it_may_lift
 from cirron_otel.monitor.modules import is_optimizer
+from cirron_otel.monitor.stepping import Listening
+
+if TYPE_CHECKING:
+    from cirron_otel._guard import Guard
 
 #: Exact types: a subclass may do anything in its step.
 _FAMILIES: dict[type, str] = {
@@ -49,18 +52,22 @@ class Owner(NamedTuple):
 class Owners:
     """The optimizers that are known. The training thread."""
 
-    def __init__(self, given: object, opted_in: Sequence[str]) -> None:
+    def __init__(self, given: object, opted_in: Sequence[str], guard: Guard) -> None:
         self._opted_in = opted_in
         self._known: list[weakref.ref[Optimizer]] = []
-        self._remove: Callable[[], object] = _nothing
+        self._steps: Listening | None = None
         if is_optimizer(given):
             self._known.append(weakref.ref(given))
-            handle = register_optimizer_step_pre_hook(_Stepping(weakref.ref(self)))
-            self._remove = weakref.finalize(self, handle.remove)
+            self._steps = Listening(guard, "monitor.owners", self._stepping, None)
 
     def stop(self) -> None:
         """Look no more who steps."""
-        self._remove()
+        if self._steps is not None:
+            self._steps.stop()
+
+    def _stepping(self, optimizer: Optimizer) -> None:
+        if is_optimizer(optimizer):
+            self.note(optimizer)
 
     def note(self, optimizer: Optimizer) -> None:
         """Take in one that was seen."""
@@ -144,22 +151,3 @@ class Owners:
             self.family(optimizer) == "sgd" and group.get("weight_decay") and group.get("momentum")
             for optimizer, group in self.of(parameter)
         )
-
-
-def _nothing() -> None:
-    """There is no hook to take away."""
-
-
-class _Stepping:
-    """The hook before each step of each optimizer; it keeps nobody alive."""
-
-    def __init__(self, owners: weakref.ref[Owners]) -> None:
-        self._owners = owners
-
-    def __call__(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
-        """What torch calls; changes nothing."""
-        if is_dynamo_compiling():
-            return
-        owners = self._owners()
-        if owners is not None and is_optimizer(optimizer):
-            owners.note(optimizer)

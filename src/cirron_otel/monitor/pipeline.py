@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from cirron_otel.errors import ConfigurationError
 from cirron_otel.findings import Finding
 from cirron_otel.monitor import manifest, observing
 from cirron_otel.monitor.channel_watch import ChannelWatch
 from cirron_otel.monitor.checks.beyond import Beyond
 from cirron_otel.monitor.checks.gradients import Gradients
 from cirron_otel.monitor.checks.patterns import Patterns
+from cirron_otel.monitor.making import Making
 from cirron_otel.monitor.modules import watched_layers
 from cirron_otel.monitor.residuals import Residuals
 from cirron_otel.monitor.structure import Discovery, Structure
@@ -41,8 +43,8 @@ class Pipeline:
         self._gradients = Gradients(config, self._kinds)
         self._beyond = Beyond(facts.config, self._kinds)
         self._patterns = Patterns(facts.config)
-        self._parameters = list(facts.model.parameters())
-        self._learning = sum(parameter.requires_grad for parameter in self._parameters)
+        self._making = Making(facts.model)
+        self._learning = self._making.learning
         self._discovery: Discovery | None = None
         self._structure: Structure | None = None
         self._told_reduced = False
@@ -125,13 +127,20 @@ class Pipeline:
     # --- a check ----------------------------------------------------------------------------------
 
     def check(self, step: int, loss: object) -> None:
-        """Observe, judge, write."""
+        """Observe, judge, write, tell."""
+        self.teller.hold()
+        try:
+            self._check(step, loss)
+        finally:
+            self.teller.release()
+
+    def _check(self, step: int, loss: object) -> None:
         root: object = loss
         if isinstance(loss, Noted):
             noted = loss
             root, loss = noted.node, noted.value
         is_first = self._structure is None
-        unfrozen = self._unfrozen(step)
+        changed = self._changed(step)
         structure = self._structure or self._discover(root)
         loss, elements = _one_number(loss)
         scaling = self._facts.scaling
@@ -164,7 +173,7 @@ class Pipeline:
             for kind, event in self._channels.look(observation, root, skips=skips):
                 teller.event(kind, **event)
         further = [
-            *unfrozen,
+            *changed,
             *self._channels.findings,
             *self._beyond.look(observation, self._gradients),
             *self._patterns.look(observation, self._gradients),
@@ -200,15 +209,24 @@ class Pipeline:
         self._channels.begin(structure, discovery)
         return structure
 
-    def _unfrozen(self, step: int) -> list[Finding]:
-        """Take in layers that have begun to learn since the last check, and tell of them."""
-        learning = sum(parameter.requires_grad for parameter in self._parameters)
-        before, self._learning = self._learning, learning
-        if learning <= before:
+    def _changed(self, step: int) -> list[Finding]:
+        """Take in layers that have begun to learn, or have other parameters, since the last check.
+
+        Gives what is to be told of them.
+        """
+        facts, making = self._facts, self._making
+        replaced = not making.is_the_same
+        if replaced:
+            making.take()
+        before, self._learning = self._learning, making.learning
+        learning = self._learning
+        if learning <= before and not replaced:
             return []
-        facts = self._facts
-        known = {layer.name for layer in facts.layers}
-        facts.layers[:], _ = watched_layers(facts.model, facts.patterns)
+        known = {layer.name: layer.parameters for layer in facts.layers}
+        try:
+            facts.layers[:], _ = watched_layers(facts.model, facts.patterns)
+        except ConfigurationError:  # nothing learns, or no shape is known: as it was, for now
+            return []
         self._kinds.clear()
         self._kinds.update({layer.name: layer.kind for layer in facts.layers})
         self._channels.find_producers()
@@ -217,8 +235,14 @@ class Pipeline:
                 "layer_unfrozen", "info", f"layer {layer.name!r} learns from now on", layer.name,
                 step,
             )
-            for layer in facts.layers
             if layer.name not in known
+            else Finding(
+                "layer_replaced", "info",
+                f"layer {layer.name!r} has other parameters than before: those are watched now",
+                layer.name, step,
+            )
+            for layer in facts.layers
+            if not _same(known.get(layer.name), layer.parameters)
         ]  # fmt: skip
 
 
@@ -227,6 +251,13 @@ class Noted(NamedTuple):
 
     value: torch.Tensor
     node: object
+
+
+def _same(before: Mapping[str, object] | None, now: Mapping[str, object]) -> bool:
+    """Whether a layer has the very same parameters."""
+    if before is None or before.keys() != now.keys():
+        return False
+    return all(before[name] is parameter for name, parameter in now.items())
 
 
 def _one_number(loss: object) -> tuple[object, int]:

@@ -55,7 +55,7 @@ def repair(
     Called after ``backward()`` and before the optimizer steps; gradients stay. Waits for the
     device. The program's random streams are not touched.
     """
-    weight = producer.weight.detach()
+    weight = producer.filters.detach()
     rows = torch.tensor(channels, device=weight.device)
     new = fresh_rows(weight, len(channels), seed, step, producer.name)
     change: list[tuple[torch.Tensor, torch.Tensor | float]] = [(weight, new)]
@@ -64,7 +64,7 @@ def repair(
     model = [_save(tensor, rows) for tensor, _ in change]
     for tensor, value in change:
         _put(tensor, rows, value)
-    state = [_save(one, rows) for one in _states(producer.tensors().values(), owners)]
+    state = [_save(one, rows) for one in _states(producer, owners)]
     for one, _ in state:
         _put(one, rows, 0.0)
     fields = {
@@ -79,7 +79,7 @@ def repair(
 @torch.no_grad()
 def undo(done: Repaired) -> dict[str, Any]:
     """Put back what a repair replaced, optimizer state too, and measure what that was."""
-    weight = done.producer.weight.detach()
+    weight = done.producer.filters.detach()
     rows = torch.tensor(done.channels, device=weight.device)
     before = _norm(weight)
     distances = _distances(done.model, rows)
@@ -122,11 +122,11 @@ def _others(producer: Producer) -> Iterable[tuple[torch.Tensor | None, float]]:
         yield getattr(batchnorm, "running_var", None), 1.0
 
 
-def _states(touched: Iterable[torch.Tensor], owners: Owners) -> list[torch.Tensor]:
-    """Every state tensor of an optimizer that has the shape of its parameter."""
+def _states(producer: Producer, owners: Owners) -> list[torch.Tensor]:
+    """Every state tensor of an optimizer that has the shape of its parameter, rows by channel."""
     return [
-        value
-        for parameter in touched
+        producer.by_channel(value)
+        for parameter in producer.tensors().values()
         for optimizer, _ in owners.of(parameter)
         for value in (optimizer.state.get(parameter) or {}).values()
         if isinstance(value, torch.Tensor) and value.shape == parameter.shape

@@ -9,7 +9,7 @@ import torch
 
 from cirron_otel.monitor.checks.channels import Classes
 from cirron_otel.monitor.owners import Owners
-from cirron_otel.monitor.producers import Producer, is_own_weight, shared_parameters
+from cirron_otel.monitor.producers import Producer, shared_parameters
 from cirron_otel.monitor.repair import Repaired, Streaks, repair, undo
 
 if TYPE_CHECKING:
@@ -25,13 +25,17 @@ class Repairs:
         self._streaks: dict[str, Streaks] = {}
         self._undoable: dict[str, Repaired] = {}
 
+    def follows(self, layer: str) -> bool:
+        """Whether channels of a layer may be due for a repair."""
+        return layer in self._streaks
+
     def targets(
         self, producer: Producer, classes: Classes | None, from_start: torch.Tensor | None,
         quiet: torch.Tensor | None,
     ) -> torch.Tensor | None:  # fmt: skip
         """The channels of a layer that are to be repaired if they stay as they are."""
         kinds = self._facts.repair_targets
-        if not kinds or not is_own_weight(producer.module):
+        if not kinds or not producer.can_be_repaired:
             return None
         found = torch.zeros(producer.channels, dtype=torch.bool)
         if classes is not None:

@@ -6,7 +6,6 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from torch import nn
@@ -36,25 +35,22 @@ class Residuals:
         self._sizes = {}
         if not self._hooks:
             for name, block in self._blocks.items():
-                self._hooks.after(block, self._seen_at(name))
+                self._hooks.after(block, self._seen_at, name)
 
     def stop(self) -> None:
         """Look no more."""
         self._hooks.remove()
 
-    def _seen_at(self, name: str) -> Any:  # noqa: ANN401 - a hook
-        def see(module: nn.Module, _args: object, output: object) -> None:
-            out = next(iter(tensors_in(output)), None)
-            if learns(module) and out is not None and out.is_floating_point() and out.numel():
-                norm = torch.linalg.vector_norm(out.detach(), dtype=torch.float32)
-                self._sizes[name] = norm / math.sqrt(out.numel())
+    def _seen_at(self, name: str, module: nn.Module, _args: object, output: object) -> None:
+        out = next(iter(tensors_in(output)), None)
+        if learns(module) and out is not None and out.is_floating_point() and out.numel():
+            norm = torch.linalg.vector_norm(out.detach(), dtype=torch.float32)
+            self._sizes[name] = norm / math.sqrt(out.numel())
 
-        return see
-
-    def take(self) -> dict[str, torch.Tensor]:
+    def take(self) -> list[tuple[list[str], torch.Tensor]]:
         """Root mean square of the last output of each block, where it was computed."""
         sizes, self._sizes = self._sizes, {}
-        return sizes
+        return [([name], size) for name, size in sizes.items()]
 
     def look(self, step: int, sizes: Mapping[str, float]) -> Iterator[Finding]:
         """The findings of one check: the first block at which the stream has grown."""

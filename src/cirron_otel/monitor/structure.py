@@ -15,14 +15,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules import module as global_hooks
 
 from cirron_otel._guard import Guard
 from cirron_otel.monitor.activity import channel_peaks, keep_largest
-from cirron_otel.monitor.hooking import Hooks, learns, tensors_in
-from cirron_otel.monitor.modules import BATCHNORMS, PRODUCERS, RELUS, version_of
+from cirron_otel.monitor.hooking import Hook, Hooks, learns, tensors_in
+from cirron_otel.monitor.kinds import channels, is_batchnorm, is_relu, producer_base, tensor_of
+from cirron_otel.monitor.modules import version_of
 
 #: Nodes of a ReLU that is called as a function.
 _RELU_NODES = frozenset({"ReluBackward0"})
+#: As well those of ReLU6, of modules that were seen to be one.
+_CLOSING_NODES = _RELU_NODES | {"HardtanhBackward0"}
 #: Nodes of activations that put out next to nothing below some input: there the slope is less than
 #: 1e-6 (GELU, SiLU, ELU), or zero.
 _ZERO_BELOW = {
@@ -34,6 +38,16 @@ _ZERO_BELOW = {
 }
 #: Nodes that only change the number type: who uses their result uses what they were given.
 _CASTS = frozenset({"ToCopyBackward0"})
+#: Parts of the names of nodes that layers and BatchNorms make, and of those that they make behind
+#: them, which change no number.
+_COMPUTED = ("Convolution", "Conv", "Addmm", "MmBackward", "Linear", "BatchNorm")
+_SHAPES = frozenset(
+    {
+        *_CASTS, "ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "AliasBackward0",
+        "SqueezeBackward1", "TransposeBackward0",
+    }
+)  # fmt: skip
+_DEEPEST = 4
 
 
 class Structure(NamedTuple):
@@ -76,7 +90,7 @@ class Discovery:
     def __init__(self, model: nn.Module, universe: Mapping[str, nn.Module], guard: Guard) -> None:
         self._hooks = Hooks(guard)
         self._producers = {
-            name for name, module in universe.items() if type(module).__name__ in PRODUCERS
+            name for name, module in universe.items() if producer_base(module) is not None
         }
         self._outs: dict[int, _Out] = {}
         self._sources: dict[str, set[str | None]] = {}
@@ -98,14 +112,14 @@ class Discovery:
         hooks.before(model, self._pass_begins)
         hooks.after(model, self._pass_ends)
         for name, module in universe.items():
-            kind = type(module).__name__
-            if kind in BATCHNORMS and getattr(module, "weight", None) is not None:
-                hooks.before(module, self._into_batchnorm(name))
-            if kind in BATCHNORMS or kind in PRODUCERS:
-                self._sizes[name] = _channels(module)
-                hooks.after(module, self._out_of(name))
+            norm = is_batchnorm(module)
+            if norm and tensor_of(module, "weight") is not None:
+                hooks.before(module, self._into_batchnorm, name)
+            if norm or name in self._producers:
+                self._sizes[name] = channels(module)
+                hooks.after(module, self._out_of, name)
         for module in model.modules():
-            if isinstance(module, RELUS):
+            if is_relu(module):
                 hooks.before(module, self._into_relu)
                 hooks.after(module, self._out_of_relu)
 
@@ -122,15 +136,12 @@ class Discovery:
         if learns(module):
             self._roots = [t.grad_fn for t in tensors_in(output) if t.grad_fn is not None]
 
-    def _out_of(self, name: str) -> Any:  # noqa: ANN401 - a hook
-        def see(module: nn.Module, _args: object, output: object) -> None:
-            if learns(module) and isinstance(output, torch.Tensor):
-                self._runs[name] += 1
-                self._outs[id(output)] = _Out(weakref.ref(output), version_of(output), name)
-                self._nodes[name] = output.grad_fn
-                keep_largest(self.peaks, name, channel_peaks(module, output.detach()))
-
-        return see
+    def _out_of(self, name: str, module: nn.Module, _args: object, output: object) -> None:
+        if learns(module) and isinstance(output, torch.Tensor):
+            self._runs[name] += 1
+            self._outs[id(output)] = _Out(weakref.ref(output), version_of(output), name)
+            self._nodes[name] = output.grad_fn
+            keep_largest(self.peaks, name, channel_peaks(module, output.detach()))
 
     def _source(self, args: Any) -> str | None:  # noqa: ANN401 - a hook's arguments
         """The layer whose output a module was given, unchanged."""
@@ -142,12 +153,9 @@ class Discovery:
             return None
         return out.name
 
-    def _into_batchnorm(self, name: str) -> Any:  # noqa: ANN401 - a hook
-        def see(module: nn.Module, args: object) -> None:
-            if learns(module):
-                self._sources.setdefault(name, set()).add(self._source(args))
-
-        return see
+    def _into_batchnorm(self, name: str, module: nn.Module, args: object) -> None:
+        if learns(module):
+            self._sources.setdefault(name, set()).add(self._source(args))
 
     def _into_relu(self, module: nn.Module, args: object) -> None:
         if learns(module) and (source := self._source(args)) is not None:
@@ -233,6 +241,7 @@ class Discovery:
             if node is None:
                 return f"the output of {name!r} has no gradient function"
             after, why = _sole_consumer(node, consumers)
+            why = why or _why_not_its_own(self._universe[name], node)
             if why is not None:
                 return f"the output of {name!r} {why}"
             if place + 1 < len(chain):
@@ -255,6 +264,29 @@ class Discovery:
                         f"'{name}.{key}' is used {count} times in the graph: the loss depends on "
                         "it past the layer too"
                     )
+        return None
+
+
+class Consumers:
+    """Who uses what in the graph of one loss. Walked through when somebody first asks."""
+
+    def __init__(self, root: object) -> None:
+        self._root: Any = getattr(root, "grad_fn", root)
+        self._found: dict[Any, list[Any]] | None = None
+
+    def why_no_relu(self, node: object) -> str | None:
+        """Why a result is not used by a ReLU alone; None where it is, or is not in the graph."""
+        if node is None or not hasattr(self._root, "next_functions"):
+            return None
+        if self._found is None:
+            self._found = _consumers([self._root])
+        if node not in self._found:  # of a pass that is not learned from
+            return None
+        user, why = _sole_consumer(node, self._found)
+        if why is not None:
+            return f"its output {why}"
+        if user.name() not in _CLOSING_NODES:
+            return "its output is used by something else than a ReLU now"
         return None
 
 
@@ -296,6 +328,21 @@ def _users(node: Any, consumers: Mapping[Any, list[Any]]) -> Iterator[Any]:  # n
             yield user
 
 
+def _why_not_its_own(module: nn.Module, node: Any) -> str | None:  # noqa: ANN401 - autograd's nodes
+    """Whether a forward hook of the program's has put something else in the output's place."""
+    hooks = (*module._forward_hooks.values(), *global_hooks._global_forward_hooks.values())  # noqa: SLF001
+    if all(isinstance(hook, Hook) for hook in hooks):
+        return None
+    for _ in range(_DEEPEST):
+        name = node.name()
+        if any(part in name for part in _COMPUTED):
+            return None
+        if name not in _SHAPES or not node.next_functions or node.next_functions[0][0] is None:
+            break
+        node = node.next_functions[0][0]
+    return "is not what the layer computed: a forward hook of the program's may change it"
+
+
 def _sole_consumer(node: Any, consumers: Mapping[Any, list[Any]]) -> tuple[Any, str | None]:  # noqa: ANN401 - autograd's nodes
     """The one node that uses a result, or why there is no such one."""
     if node not in consumers:
@@ -306,10 +353,3 @@ def _sole_consumer(node: Any, consumers: Mapping[Any, list[Any]]) -> tuple[Any, 
     if len(users) != 1:
         return None, f"is used {len(users)} times"
     return users[0], None
-
-
-def _channels(module: nn.Module) -> int:
-    weight = getattr(module, "weight", None)
-    if isinstance(weight, torch.Tensor):
-        return int(weight.shape[0])
-    return int(getattr(module, "num_features", 0))

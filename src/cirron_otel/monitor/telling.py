@@ -43,6 +43,18 @@ class Teller:
         self._own = Findings()
         self._own.stop_on = frozenset(stop_on)
         self._verbose = verbose
+        #: Findings of the check under way.
+        self._waiting: list[Finding] | None = None
+
+    def hold(self) -> None:
+        """A check begins: keep its findings until it is written."""
+        self._waiting = []
+
+    def release(self) -> None:
+        """It is written: what the functions of the user's do now harms no record."""
+        waiting, self._waiting = self._waiting, None
+        for finding in waiting or ():
+            self.finding(finding)
 
     def event(self, kind: str, /, **fields: object) -> None:
         """Write an event, and tell of it."""
@@ -54,7 +66,10 @@ class Teller:
             self.finding(found)
 
     def finding(self, finding: Finding) -> None:
-        """Tell of a finding, everywhere but in the record."""
+        """Tell of a finding, everywhere but in the record; after the check if one is under way."""
+        if self._waiting is not None:
+            self._waiting.append(finding)
+            return
         rec = self._rec()
         is_new = self._own.note(finding)
         if rec is not None and rec.active:
@@ -83,7 +98,7 @@ class Teller:
                 self._sink_failed(sink, error)
 
     def _sink_failed(self, sink: Sink, error: Exception) -> None:
-        name = _name_of(sink)
+        name = findings.safe_repr(sink)
         logger.warning(
             "cirron-otel: the sink %s of a monitor raised %r and is told no more", name, error
         )
@@ -92,13 +107,6 @@ class Teller:
             line = self._journal.append("sink_error", sink=name, error=type(error).__name__)
             if line is not None:
                 self._to_sinks("event", line)
-
-
-def _name_of(sink: object) -> str:
-    try:
-        return repr(sink)
-    except Exception:  # noqa: BLE001 - a user's repr
-        return f"<{type(sink).__name__}>"
 
 
 # --- words ------------------------------------------------------------------------------------

@@ -7,21 +7,23 @@ numbers are read by the next check, so that nothing waits for a device.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from cirron_otel._guard import Guard
 from cirron_otel.findings import Finding
 from cirron_otel.monitor.config import MonitorConfig
-from cirron_otel.monitor.hooking import Hook
 from cirron_otel.monitor.modules import Layer, is_optimizer
 from cirron_otel.monitor.owners import Owners
+from cirron_otel.monitor.stepping import Listening
 
-#: Rows of a weight that are looked at.
-_ROWS = 4
+if TYPE_CHECKING:
+    from torch.optim.optimizer import Optimizer
+
+#: Rows of a weight that are looked at; of long ones, parts of at least so many numbers.
+_ROWS, _SHORT = 4, 64
 #: A step of half the size of the weights replaces them; weights that begin as zeros may take such.
 _LARGE, _GROWING = 0.5, 4
 #: Rows of these move only where their token is in the batch.
@@ -41,19 +43,19 @@ class Updates:
         self._owners = owners
         self._guard = guard
         self._waiting: dict[str, _Sample] = {}
-        self._ratios: dict[str, torch.Tensor] = {}
+        self._ratios: list[tuple[list[str], torch.Tensor]] = []
         self._large: dict[str, int] = {}
         self._still: dict[str, int] = {}
         self._checks = 0
         self._told_unowned = False
-        self._remove: Callable[[], object] | None = None
+        self._steps: Listening | None = None
 
     def stop(self) -> None:
         """Look at steps no more."""
         self._waiting.clear()
-        if self._remove is not None:
-            self._remove()
-            self._remove = None
+        if self._steps is not None:
+            self._steps.stop()
+            self._steps = None
 
     def sample(self, layers: Iterable[Layer]) -> None:
         """Keep some rows of each weight that has a gradient: the optimizer is about to step."""
@@ -63,17 +65,17 @@ class Updates:
             if (
                 weight is None
                 or weight.grad is None
+                or not weight.numel()
                 or weight.dim() < 2  # noqa: PLR2004 - scales and shifts may begin as zeros
                 or layer.kind in _SPARSE
                 or hasattr(weight, "_local_tensor")
             ):
                 continue
             self._waiting[layer.name] = _Sample(weight, _some_rows(weight).clone())
-        if self._remove is None:
-            hook = Hook(self._stepped, self._guard, "monitor.updates")
-            self._remove = register_optimizer_step_post_hook(hook).remove
+        if self._steps is None:
+            self._steps = Listening(self._guard, "monitor.updates", None, self._stepped)
 
-    def _stepped(self, optimizer: Optimizer, _args: object, _kwargs: object) -> None:
+    def _stepped(self, optimizer: Optimizer) -> None:
         if self._waiting and is_optimizer(optimizer):
             self._compare(optimizer)
 
@@ -99,11 +101,16 @@ class Updates:
         if names:
             changes = torch._foreach_norm(torch._foreach_sub(now, old))  # noqa: SLF001 - public names
             ratios = torch._foreach_div(changes, torch._foreach_norm(old))  # noqa: SLF001
-            self._ratios.update(zip(names, ratios, strict=True))
+            alike: dict[tuple[torch.device, torch.dtype], tuple[list[str], list[torch.Tensor]]] = {}
+            for name, ratio in zip(names, ratios, strict=True):
+                some = alike.setdefault((ratio.device, ratio.dtype), ([], []))
+                some[0].append(name)
+                some[1].append(ratio)
+            self._ratios += [(some, torch.stack(found)) for some, found in alike.values()]
 
-    def take(self) -> dict[str, torch.Tensor]:
+    def take(self) -> list[tuple[list[str], torch.Tensor]]:
         """Step over size by layer, of the step after the last check, where they were computed."""
-        ratios, self._ratios = self._ratios, {}
+        ratios, self._ratios = self._ratios, []
         return ratios
 
     def look(
@@ -162,4 +169,11 @@ class Updates:
 
 
 def _some_rows(weight: torch.Tensor) -> torch.Tensor:
-    return weight.detach()[:: max(1, weight.shape[0] // _ROWS)]
+    """Parts of some rows of a weight, another part of each: together they see every input."""
+    weight = weight.detach()
+    every, width = max(1, weight.shape[0] // _ROWS), weight.stride(0)
+    rows = -(-weight.shape[0] // every)
+    part = width // rows
+    if part < _SHORT or width * weight.shape[0] != weight.numel():
+        return weight[::every]  # short rows, or such as do not lie one behind the other
+    return weight.as_strided((rows, part), (every * width + part, 1))

@@ -83,6 +83,11 @@ class Monitoring:
             discovery.forget()
         for monitor in self.monitors:
             monitor.close()
+        if self._is_on:
+            from cirron_otel.monitor import stepping  # noqa: PLC0415 - where asked for
+
+            stepping.steps.release()
+            self._is_on = False
         self._ahead.clear()
         self._by_optimizer.clear()
         self._by_model.clear()
@@ -91,9 +96,11 @@ class Monitoring:
     def _switch_on(self) -> None:
         if self._is_on:
             return
-        from cirron_otel.monitor import modules, pipeline  # noqa: PLC0415 - only where asked for
+        from cirron_otel.monitor import modules, pipeline, stepping  # noqa: PLC0415 - where asked for
 
         self._is_on = True
+        # A monitor may be made while torch goes through its hooks, where none can come or go.
+        stepping.steps.hold()
         self._unwrap, self._noted = modules.unwrap_optimizer, pipeline.Noted
         # First of all: others may want to act on what is found.
         self._rec.before_optimizer_step.insert(0, self._stepping)
