@@ -7,7 +7,7 @@
 
 Within a group all sides are called in turn in one process, which is a new one for every round: a
 snapshot is mostly reading memory, and only on the same pages are the sides comparable. Two threads,
-as the machine the figures are promised for has.
+as the machine the figures are promised for has. Of a GPU ``make gpu-check`` tells.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import shapes as known_shapes
 from groups import measure_groups
 from harness import Bench, Result, Row, SideError, child, load, median_of
 
@@ -32,53 +33,22 @@ _MS = "ms"
 # --- models ---------------------------------------------------------------------------------------
 
 
-def resnet50() -> list[tuple[int, ...]]:
-    """The shapes of ResNet-50's parameters: 25.6 million in 161 tensors."""
-    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
-    inside = 64
-    for blocks, width in ((3, 64), (4, 128), (6, 256), (3, 512)):
-        outside = 4 * width
-        for block in range(blocks):
-            shapes += [(width, inside, 1, 1), (width, width, 3, 3), (outside, width, 1, 1)]
-            shapes += [(size,) for size in (width, width, outside) for _ in range(2)]
-            if block == 0:
-                shapes += [(outside, inside, 1, 1), (outside,), (outside,)]
-            inside = outside
-    return [*shapes, (1000, 2048), (1000,)]
-
-
-def bert() -> list[tuple[int, ...]]:
-    """The shapes of BERT base's parameters: 109 million in 199 tensors."""
-    size, wide = 768, 3072
-    shapes: list[tuple[int, ...]] = [(30522, size), (512, size), (2, size), (size,), (size,)]
-    for _ in range(12):
-        for _ in range(4):
-            shapes += [(size, size), (size,)]
-        shapes += [(size,), (size,), (wide, size), (wide,), (size, wide), (size,), (size,), (size,)]
-    return [*shapes, (size, size), (size,)]
-
-
-def _model(shapes: str, dtype: str, *, gradients: bool, device: str = "cpu") -> Any:  # noqa: ANN401
+def _model(shapes: str, dtype: str, *, gradients: bool) -> Any:  # noqa: ANN401
     torch = load("torch")
     torch.set_num_threads(THREADS)
-    random = torch.Generator(device).manual_seed(0)
+    random = torch.Generator().manual_seed(0)
     model = torch.nn.Module()
 
     def normal(shape: tuple[int, ...]) -> Any:  # noqa: ANN401 - torch is loaded here
-        values = torch.randn(shape, generator=random, device=device) * _STD
+        values = torch.randn(shape, generator=random) * _STD
         return values.to(getattr(torch, dtype))
 
-    for number, shape in enumerate({"resnet50": resnet50, "bert": bert, "giga": giga}[shapes]()):
+    for number, shape in enumerate(getattr(known_shapes, shapes)()):
         parameter = torch.nn.Parameter(normal(shape))
         if gradients:
             parameter.grad = normal(shape)
         model.register_parameter(f"p{number}", parameter)
     return model
-
-
-def giga() -> list[tuple[int, ...]]:
-    """A language model of a thousand million parameters, in 98 tensors."""
-    return [(50257, 2048), *[(2048, 4096), (4096, 2048), (2048, 2048), (2048,)] * 24, (2048,)]
 
 
 # --- sides ----------------------------------------------------------------------------------------
@@ -97,12 +67,9 @@ def _in_turn(sides: dict[str, Callable[[], object]], times: int) -> Result:
     return {name: statistics.median(each) for name, each in took.items()}
 
 
-def take(shapes: str, dtype: str, times: int, *, gradients: bool, device: str = "cpu") -> Result:
+def take(shapes: str, dtype: str, times: int, *, gradients: bool) -> Result:
     """The statistics of a model: by ``ci.snapshot``, by their kernel, by cirron-sdk; and sums."""
-    torch = load("torch")
-    if device != "cpu" and not torch.cuda.is_available():
-        raise SideError("no CUDA device")
-    model = _model(shapes, dtype, gradients=gradients, device=device)
+    model = _model(shapes, dtype, gradients=gradients)
     tensors = [one.detach() for one in model.parameters()]
     tensors += [one.grad for one in model.parameters() if one.grad is not None]
     statistics_of = load("cirron_otel.weights.statistics")
@@ -172,10 +139,9 @@ def _measure(  # noqa: PLR0913, PLR0917 - what a row is made of
     *,
     dtype: str = "float32",
     gradients: bool = False,
-    device: str = "cpu",
 ) -> list[Row]:
     params: Result = {
-        "shapes": shapes, "dtype": dtype, "gradients": gradients, "device": device,
+        "shapes": shapes, "dtype": dtype, "gradients": gradients,
         "times": bench.pick(15, 3),
     }  # fmt: skip
     rounds = bench.rounds(name, SCRIPT, ["take"], bench.pick(5, 1), params)
@@ -184,7 +150,7 @@ def _measure(  # noqa: PLR0913, PLR0917 - what a row is made of
     took, alone, read, peer = (
         median_of(rounds, "take", key) for key in ("snapshot", "numbers", "read", "cirron")
     )
-    kernel = "" if rounds[0]["take"]["compiled"] or device != "cpu" else "without the kernel"
+    kernel = "" if rounds[0]["take"]["compiled"] else "without the kernel"
     return [
         Row(work, "ci.snapshot", f"cirron-sdk {_ms(peer)}", took, _MS, must, goal, kernel),
         Row(f"{name}: the numbers alone", "tensor_stats", f"sum of all {_ms(read)}", alone, _MS),
@@ -215,16 +181,6 @@ def measure_bfloat16(bench: Bench) -> list[Row]:
     )
 
 
-def measure_cuda(bench: Bench) -> list[Row]:
-    """On a CUDA device, where there is one."""
-    rows = _measure(
-        bench, "cuda", "stats on the device, 25.6 M", "resnet50", 3, None, device="cuda"
-    )
-    return rows + _measure(
-        bench, "cuda-giga", "stats on the device, 1 G", "giga", 8, None, device="cuda"
-    )
-
-
 def measure_full(bench: Bench) -> list[Row]:
     """100 MB to disk."""
     rounds = bench.rounds("full", SCRIPT, ["full"], bench.pick(5, 1), {"times": bench.pick(9, 3)})
@@ -242,14 +198,12 @@ GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "bert": measure_bert,
     "bfloat16": measure_bfloat16,
     "full": measure_full,
-    "cuda": measure_cuda,
 }
 
 
 def main() -> int:
-    """Measure and print; a GPU only where there is one."""
-    here = [name for name in GROUPS if name != "cuda" or load("torch").cuda.is_available()]
-    return measure_groups("Measure snapshots, sides in turn.", GROUPS, here)
+    """Measure and print."""
+    return measure_groups("Measure snapshots, sides in turn.", GROUPS)
 
 
 if __name__ == "__main__":

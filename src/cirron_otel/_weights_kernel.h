@@ -1,12 +1,14 @@
 /* The loops of _weights.c over one block of elements, included once per instruction set.
  *
  * Before the inclusion, V(name) makes the names of one set, TARGET says what it may use, and
- * FLOAT_BINS names the two functions of a quicker histogram, or is NULL, NULL. The
- * loops are plain C; `omp simd` tells the compiler that their sums may be taken in any order,
- * which strict C forbids and a vector unit needs.
+ * FLOAT_BINS names the two functions of a quicker histogram, or is NULL, NULL; FLOAT_SUMS may name
+ * quicker sums of floats. The loops are plain C; `omp simd` tells the compiler that their sums may
+ * be taken in any order, which strict C forbids and a vector unit needs.
  */
 
 /* Sums of x - pivot and of its square, and the range; the caller looks whether they are finite. */
+#ifndef FLOAT_SUMS
+#define FLOAT_SUMS V(float_sums)
 TARGET static void
 V(float_sums)(const float *x, int n, double pivot, Moments *out)
 {
@@ -26,6 +28,7 @@ V(float_sums)(const float *x, int n, double pivot, Moments *out)
     out->lo = lo;
     out->hi = hi;
 }
+#endif
 
 TARGET static void
 V(double_sums)(const double *x, int n, double pivot, double scale, Moments *out)
@@ -147,11 +150,12 @@ FROM(from_u64, uint64_t, double)
 #undef FROM
 
 static const Kernel V(kernel) = {
-    FLOAT_BINS, V(float_sums), V(double_sums), V(double_range), V(float_above), V(double_above),
+    FLOAT_BINS, FLOAT_SUMS, V(double_sums), V(double_range), V(float_above), V(double_above),
     V(from_bf16), V(from_f16), V(from_i16), V(from_u16),
     V(from_i32), V(from_u32), V(from_i64), V(from_u64),
 };
 
 #undef V
 #undef FLOAT_BINS
+#undef FLOAT_SUMS
 #undef TARGET

@@ -66,7 +66,8 @@ typedef struct {
     Sums sums;
     int64_t *bytes; /* how often each byte was seen */
     double edges[EDGES];
-    float float_edges[EDGES], float_lo, per_unit; /* per_unit 0: compare with the edges */
+    float float_edges[EDGES];
+    float low, per_unit, from; /* of float_bins; per_unit 0: compare with the edges */
     int apart; /* no value of the type lies just below an edge */
     int64_t counts[BINS];
 } Item;
@@ -271,9 +272,11 @@ plan_edges(Item *item)
     for (int k = 0; k < EDGES; k++)
         item->apart &= is_apart(item->edges[k], DIGITS[item->code], width * 64 / (1 << 22));
     double per_unit = (double)(1 << 26) / (hi - lo);
-    item->float_lo = (float)lo;
     item->per_unit =
         clean && hi - lo < FLT_MAX && per_unit < FLT_MAX && per_unit > FLT_MIN ? (float)per_unit : 0;
+    int holds_zero = lo <= 0 && hi >= 0;
+    item->low = holds_zero ? 0 : (float)lo;
+    item->from = holds_zero ? (float)(32 - lo * item->per_unit) : 32;
 }
 
 /* Adds up bins where that is quicker, else in above; answers how many were compared. */
@@ -286,11 +289,11 @@ bin_floats(const Item *item, const float *x, int n, int64_t *counts, int64_t *ab
     kernel->float_above(x + quick, n - quick, item->float_edges, above);
     for (int at = 0; at < quick; at += PART) {
         int size = quick - at < PART ? quick - at : PART;
-        if (!kernel->float_bins(x + at, size, item->float_lo, item->per_unit, bins + at)
+        if (!kernel->float_bins(x + at, size, item->low, item->per_unit, item->from, bins + at)
             && !item->apart) {
             kernel->float_above(x + at, size, item->float_edges, above);
             compared += size;
-            memset(bins + at, BINS, (size_t)size); /* in no bin */
+            memset(bins + at, NO_BIN, (size_t)size);
         }
     }
     if (compared < n)

@@ -168,9 +168,19 @@ _LISTS: tuple[tuple[str, type], ...] = (
 )
 
 
+class Late:
+    """A part of a row that is made when the row is encoded, on the flush thread as a rule."""
+
+    __slots__ = ()
+
+    def make(self) -> object:
+        """The part, as JSON knows it."""
+        raise NotImplementedError
+
+
 def _encode_hook(value: object) -> object:
     """Anything JSON has no word for becomes its text: a row is never lost for an odd attribute."""
-    return str(value)
+    return value.make() if isinstance(value, Late) else str(value)
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_encode_hook)

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import cirron_otel as ci
 from cirron_otel import recorder, semconv
 from cirron_otel.watching import watched
-from cirron_otel.weights import policy
+from cirron_otel.weights import policy, reductions
 from frameworks.torch_programs import FORMS, Program, Wrap
 from helpers import RunProgram
 from weights.snapshots_by_hand import finished, taken
@@ -130,6 +130,26 @@ def test_two_optimizers_have_their_own_gradients() -> None:
     assert names[2:] == [
         ("epoch_end", 0, [f"{m}.{t}" for m in ("Linear", "Linear_2") for t in ("weight", "bias")])
     ]
+
+
+def test_weights_and_gradients_are_described_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One call for all tensors of a snapshot: a device is waited for once, threads start once."""
+    calls: list[int] = []
+    describe = reductions.reduce_all
+
+    def counted(some: Any, *, histogram: bool) -> Any:
+        calls.append(len(some))
+        return describe(some, histogram=histogram)
+
+    monkeypatch.setattr(reductions, "reduce_all", counted)
+    model = nn.Linear(3, 2)
+    model(torch.ones(1, 3)).sum().backward()
+    ci.profile(frameworks=[])
+    ci.snapshot(model)
+    rows = finished().snapshots
+    assert calls == [4]
+    assert [row.tensor_name for row in rows] == ["weight", "bias", "weight.grad", "bias.grad"]
+    assert [row.stats["max"] for row in rows[2:] if row.stats is not None] == [1.0, 1.0]
 
 
 def test_off_is_off() -> None:

@@ -93,7 +93,10 @@ def test_the_norm_neither_overflows_nor_vanishes(way: Way) -> None:
 @pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_values_on_the_edges_lie_above_them(way: Way) -> None:
     """A value on an edge counts for the bin that begins there; the last bin holds its end."""
-    for lo, hi in ((0.0, 1.0), (-1.0, 1.0), (-0.1, 0.3), (1 / 3, 2 / 3), (1.0, 1.0000001)):
+    for lo, hi in (
+        (0.0, 1.0), (-1.0, 1.0), (-0.1, 0.3), (1 / 3, 2 / 3), (1.0, 1.0000001),
+        (-7.0, 0.0), (-9.0, -4.0), (-1e-3, 1e3), (-1e9, 0.1),
+    ):  # fmt: skip
         near = np.array(edges(lo, hi), dtype=np.float32)
         around = [np.nextafter(near, np.float32(step)) for step in (-np.inf, np.inf)]
         values = np.clip(np.concatenate([near, *around]), np.float32(lo), np.float32(hi))

@@ -22,7 +22,7 @@ TRITON = pytest.mark.skipif(
 TESTS = Path(__file__).parents[1]
 
 _INTERPRETED = """
-import math, sys
+import math, os, sys
 import torch
 from cirron_otel.weights import reductions, reductions_kernel, reductions_torch, reductions_triton
 from cirron_otel.weights.statistics import tensor_stats
@@ -31,9 +31,10 @@ from weights.statistics_by_hand import check
 reductions_kernel.COMPILED = False
 reductions.FUSED_DEVICES = frozenset({"cpu"})
 reductions_triton._LEAST_CHUNK = 1024  # several chunks of a small tensor
-calls = []
-fused = reductions_triton.reduce_all
-reductions_triton.reduce_all = lambda some, **how: calls.append(len(some)) or fused(some, **how)
+calls, copies = [], []
+fused, coming = reductions_triton.launch, reductions.Coming
+reductions_triton.launch = lambda some, **how: calls.append(len(some)) or fused(some, **how)
+reductions.Coming = lambda table: copies.append(len(table)) or coming(table)
 random = torch.Generator().manual_seed(0)
 tensors = []
 for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -48,8 +49,19 @@ tensors.append(torch.randn(4, 6, generator=random).t())
 for one, tensor in zip(tensor_stats(tensors), tensors, strict=True):
     check(one, tensor)
 assert calls == [1, 10, 1, 9, 1, 9], calls  # a probe and a call for each dtype
+assert copies == [1, 1, 1, 28], copies  # of all dtypes together
 bare = tensor_stats(tensors, histogram=False)
 assert all(one.histogram is None for one in bare)
+
+# What `make gpu-check` times of the launches, in a shape of its own too.
+sys.path.insert(0, os.path.join(os.environ["PYTHONPATH"], "gpu"))
+import figures
+from place import Place
+
+place = Place("cpu")
+work = [row.work for row in figures.resnet50(place, 1) + figures.tune(place, 1)]
+assert "25.6 M: numbers alone, device" in work
+assert any(one.startswith("1 G: blocks of ") for one in work)
 print("agreed on", len(tensors))
 """
 
@@ -104,7 +116,10 @@ def _run(program: str, tmp_path: Path, **environment: str) -> str:
 @TRITON
 @pytest.mark.slow
 def test_the_fused_kernels_give_what_numpy_says(tmp_path: Path) -> None:
-    """Triton's interpreter runs the device's kernels on the host: every number is right."""
+    """Triton's interpreter runs the device's kernels on the host: every number is right.
+
+    What ``make gpu-check`` asks them for is there too.
+    """
     assert _run(_INTERPRETED, tmp_path, TRITON_INTERPRET="1") == "agreed on 31"
 
 

@@ -15,7 +15,8 @@ from cirron_otel.weights.blobs import path_of
 from cirron_otel.weights.comparing import Change
 from cirron_otel.weights.containers import Container
 from cirron_otel.weights.histograms import bars, spark
-from cirron_otel.weights.reading import GRADIENTS, WEIGHTS, Row, Snapshot
+from cirron_otel.weights.kinds import GRADIENTS, WEIGHTS
+from cirron_otel.weights.reading import Row, Snapshot
 
 _SHORT_ID = 12
 _STATS = ("mean", "std", "min", "max", "norm")

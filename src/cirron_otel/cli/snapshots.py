@@ -14,9 +14,8 @@ from cirron_otel.errors import CirronError
 from cirron_otel.reading.values import clean, plural
 from cirron_otel.weights import exporting
 from cirron_otel.weights.comparing import compare
+from cirron_otel.weights.kinds import GRADIENTS, WEIGHTS
 from cirron_otel.weights.reading import (
-    GRADIENTS,
-    WEIGHTS,
     NoSuchSnapshotError,
     Row,
     Snapshot,

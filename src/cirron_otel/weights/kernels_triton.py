@@ -10,8 +10,14 @@ and sizes of the tensors, then tensor and place of each chunk.
 import triton
 import triton.language as tl
 
+#: Whatever the number of tensors and the place of a table's parts: one compilation serves all.
+_jit = triton.jit(
+    do_not_specialize=["tensors", "chunks"],
+    do_not_specialize_on_alignment=["first", "count"],
+)
 
-@triton.jit
+
+@_jit
 def sum_chunk(
     work,
     rows,
@@ -61,7 +67,7 @@ def sum_chunk(
     tl.store(row + 7, 0.0)
 
 
-@triton.jit
+@_jit
 def bin_chunk(
     work,
     means,
@@ -159,7 +165,7 @@ def bin_chunk(
     tl.store(row + 15, tl.sum(n14, 0).to(tl.float64))
 
 
-@triton.jit
+@_jit
 def add_rows(
     rows,
     first,

@@ -16,6 +16,7 @@ from cirron_otel.values import nonfinite_name
 
 #: Bins of every histogram.
 BINS = 16
+_INNER = range(1, BINS)
 
 
 class Reduced(NamedTuple):
@@ -123,7 +124,10 @@ def edges(lo: float, hi: float) -> list[float]:
     width = (hi - lo) / BINS
     if not math.isfinite(width):  # hi - lo is beyond a double
         width = hi / BINS - lo / BINS
-    return [lo, *(min(lo + k * width, hi) for k in range(1, BINS)), hi]
+    inner = [lo + k * width for k in _INNER]
+    if inner[-1] > hi:  # by rounding; they rise, so where the last is not beyond, none is
+        inner = [min(edge, hi) for edge in inner]
+    return [lo, *inner, hi]
 
 
 def scale_exponent(lo: float, hi: float) -> int:

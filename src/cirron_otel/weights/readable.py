@@ -106,11 +106,11 @@ def _oddities(tensor: torch.Tensor) -> Iterator[tuple[bool, str, str]]:
 
 
 def _in_memory(tensor: Any) -> Readable | None:  # noqa: ANN401 - torch's types are slow to narrow
-    """The usual case, quickly: an ordinary tensor in the host's memory, without gaps."""
+    """The usual case, quickly: an ordinary tensor of the host or of CUDA, without gaps."""
     name = _NAMES.get(tensor.dtype)
     if (
         name is None
-        or not tensor.is_cpu
+        or not (tensor.is_cpu or tensor.is_cuda)
         or tensor.layout is not torch.strided
         or tensor.is_nested
         or not tensor.is_contiguous()

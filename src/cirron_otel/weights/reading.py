@@ -18,11 +18,9 @@ from cirron_otel.batch import SCHEMA_VERSION
 from cirron_otel.errors import CirronError, SpoolError, SpoolFormatError
 from cirron_otel.reading.rows import read
 from cirron_otel.spool import Spool
+from cirron_otel.weights.kinds import GRADIENT_SUFFIX, GRADIENTS, WEIGHTS
 
 OnError = Callable[[Path, Exception], None]
-
-GRADIENT_SUFFIX = ".grad"
-WEIGHTS, GRADIENTS = "weights", "gradients"
 
 #: The columns of :func:`table`, in order.
 COLUMNS = (

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from cirron_otel.weights.devices import Coming
 from cirron_otel.weights.dtypes import PIECE
 from cirron_otel.weights.numbers import BINS, Reduced, Sums, finish
 
@@ -32,7 +33,7 @@ def reduce_all(
         by_device.setdefault(one.device, []).append(number)
     found: list[list[list[float]]] = [[] for _ in rows]
     for numbers in by_device.values():
-        flat = torch.cat([rows[number] for number in numbers]).tolist()
+        flat = Coming(torch.cat([rows[number] for number in numbers])).rows()
         start = 0
         for number in numbers:
             end = start + rows[number].shape[0]

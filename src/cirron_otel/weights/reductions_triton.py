@@ -1,10 +1,10 @@
-"""Statistics on an accelerator: all tensors of one dtype in four launches, one copy to the host.
+"""Statistics on an accelerator: all tensors of one dtype in four launches.
 
 The kernels are Triton's, which torch brings on Linux; it compiles each at its first use and keeps
 them on disk. A first pass takes range, sum and what is not finite of every chunk; the ends of the
 histogram are then known on the device, and a second pass takes squared distances from the mean and
 how many values lie at or above each edge. No value of a tensor goes to the host, no atomic is used:
-the same tensor gives the same bits.
+the same tensor gives the same bits. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
+from cirron_otel.weights.devices import to_device
 from cirron_otel.weights.kernels_triton import add_rows, bin_chunk, sum_chunk
 from cirron_otel.weights.numbers import BINS, Reduced, finish
 from cirron_otel.weights.reductions_torch import inner_edges
@@ -24,7 +25,9 @@ from cirron_otel.weights.reductions_torch import inner_edges
 #: What the kernels read; the rest goes through torch's own operations.
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
+#: Elements that a program looks at together, and how many groups of 32 lanes do it.
 _BLOCK = 512
+_WARPS = 4
 #: A chunk is one program's work: at least this many elements, and no more chunks than these.
 _LEAST_CHUNK = 1 << 14
 _MOST_CHUNKS = 1 << 12
@@ -50,29 +53,21 @@ class _Work:
         place = torch.arange(self.chunks, device="cpu") - firsts[owner]
         head = torch.tensor([*addresses, *sizes], dtype=torch.int64, device="cpu")
         table = torch.cat([head, owner, place, firsts, of_tensor])
-        device = tensors[0].device
-        if device.type == "cuda":
-            table = table.pin_memory()
-        self.table = table.to(device, non_blocking=True)
+        self.table = to_device(table, tensors[0].device)
         self.firsts, self.counts = torch.split(self.table[-2 * self.tensors :], self.tensors)
 
 
-def reduce_all(tensors: Sequence[torch.Tensor], *, histogram: bool) -> list[Reduced]:
-    """The numbers of tensors on one device, of one dtype of :data:`DTYPES`, not empty, dense.
-
-    Blocks until they are there. Raises whatever Triton raises where it cannot compile.
-    """
-    pending = launch(tensors, histogram=histogram)
-    return [_reduced(row, histogram=histogram) for row in pending.tolist()]
-
-
 def launch(tensors: Sequence[torch.Tensor], *, histogram: bool) -> torch.Tensor:
-    """The launches alone; a row for each tensor, still on the device."""
+    """A row for each tensor, still on the device, for :func:`reduced`; on the current stream.
+
+    Of tensors on one device, of one dtype of :data:`DTYPES`, not empty, without gaps. Raises
+    whatever Triton raises where it cannot compile.
+    """
     work = _Work(tensors)
     device = tensors[0].device
     shape: dict[str, Any] = {
         "CHUNK": work.chunk, "BLOCK": _BLOCK, "ELEMENT": DTYPES[tensors[0].dtype],
-        "ALIGNED": work.aligned, "enable_fp_fusion": False,
+        "ALIGNED": work.aligned, "num_warps": _WARPS, "enable_fp_fusion": False,
     }  # fmt: skip
     every = (work.chunks,)
 
@@ -104,7 +99,8 @@ def launch(tensors: Sequence[torch.Tensor], *, histogram: bool) -> torch.Tensor:
     return torch.cat([sums, added(rows, -1, -1)], dim=1)
 
 
-def _reduced(row: list[float], *, histogram: bool) -> Reduced:
+def reduced(row: list[float], *, histogram: bool) -> Reduced:
+    """The numbers in a row of :func:`launch`, on the host."""
     count, nans, pos_infs, neg_infs = (int(one) for one in row[:4])
     counts = None
     if histogram:

@@ -14,7 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from cirron_otel import semconv
 from cirron_otel._guard import logger
@@ -24,10 +24,9 @@ from cirron_otel.version import VERSION
 from cirron_otel.watching import WatchedModel, watched
 from cirron_otel.weights import choosing, containers, policy
 from cirron_otel.weights.blobs import LARGE_BYTES, Blobs
-from cirron_otel.weights.measuring import measured
+from cirron_otel.weights.kinds import GRADIENTS, WEIGHTS
+from cirron_otel.weights.measuring import Measured, measured
 from cirron_otel.weights.tensors import (
-    GRADIENTS,
-    WEIGHTS,
     Named,
     UnknownModelError,
     changed_by,
@@ -253,12 +252,16 @@ class Snapshots:
         rec = self._rec
         if mode != "stats":
             self._announce(kinds, mode)
+        # One call for both kinds: threads start once, and a device is waited for once.
+        own = [(kind, one) for kind, each in kinds.items() for one in each if one.tied_to is None]
+        found = measured(rec.guard, [one for _, one in own])
+        stats = {(kind, one.owner): each for (kind, one), each in zip(own, found, strict=True)}
         count = size = 0
         wrote = False
         for kind, tensors in kinds.items():
             if not tensors:
                 continue
-            rows = self._rows(scope, tensors)
+            rows = self._rows(scope, tensors, [stats[kind, one.owner] for one in tensors])
             if mode != "stats":
                 written = self._write(scope, kind, tensors, rows, mode)
                 size += written
@@ -276,14 +279,13 @@ class Snapshots:
             shown[semconv.SNAPSHOT_BYTES] = size
         scope.attrs = {**scope.attrs, **shown}
 
-    def _rows(self, scope: BaseScope, tensors: Sequence[Named]) -> list[SnapshotRecord]:
+    def _rows(
+        self, scope: BaseScope, tensors: Sequence[Named], stats: Sequence[Measured]
+    ) -> list[SnapshotRecord]:
         rec = self._rec
-        own = [one for one in tensors if one.tied_to is None]
-        stats = dict(zip((one.owner for one in own), measured(rec.guard, own), strict=True))
         now = rec.clock.now()
         rows = []
-        for one in tensors:
-            found = stats[one.owner]
+        for one, found in zip(tensors, stats, strict=True):
             attrs = {**one.attrs, **found.attrs}
             if found.skipped is not None:
                 attrs[semconv.SKIPPED] = found.skipped
@@ -291,7 +293,7 @@ class Snapshots:
                     self.skipped[found.skipped] += 1
             row = SnapshotRecord(
                 rec.next_mark_id(), scope.id, one.name, one.shape, dtype_name(one.tensor),
-                "stats", found.stats, None, now, attrs,
+                "stats", cast("Any", found.stats), None, now, attrs,
             )  # fmt: skip
             rows.append(row)
         return rows

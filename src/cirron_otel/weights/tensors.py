@@ -6,6 +6,7 @@ Known are torch modules, Keras models of any backend, and mappings from names to
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,10 +14,7 @@ from typing import Any, NamedTuple
 from cirron_otel import semconv
 from cirron_otel.values import clean_text
 from cirron_otel.watching import WatchedModel
-
-WEIGHTS, GRADIENTS = "weights", "gradients"
-#: Ends the name of a gradient's row, and its key in the file.
-GRADIENT_SUFFIX = ".grad"
+from cirron_otel.weights.kinds import GRADIENT_SUFFIX
 
 
 class UnknownModelError(TypeError):
@@ -86,14 +84,19 @@ def distinct(tensors: Iterable[Named], taken: set[str]) -> list[Named]:
     found = []
     for one in tensors:
         name = clean_text(one.name)
-        is_gradient = name.endswith(GRADIENT_SUFFIX)
-        stem, suffix = name.removesuffix(GRADIENT_SUFFIX), GRADIENT_SUFFIX * is_gradient
-        number = 1
-        while name in taken:
-            number += 1
-            name = f"{stem}_{number}{suffix}"
+        if name in taken:
+            name = _numbered(name, taken)
         taken.add(name)
         found.append(one if name == one.name else one._replace(name=name))
+    return found
+
+
+def _numbered(name: str, taken: set[str]) -> str:
+    is_gradient = name.endswith(GRADIENT_SUFFIX)
+    stem, suffix = name.removesuffix(GRADIENT_SUFFIX), GRADIENT_SUFFIX * is_gradient
+    number = 2
+    while (found := f"{stem}_{number}{suffix}") in taken:
+        number += 1
     return found
 
 
@@ -106,9 +109,14 @@ def changed_by(optimizer: Any) -> set[int] | None:  # noqa: ANN401 - of any fram
 def dtype_name(tensor: Any) -> str:  # noqa: ANN401 - of any framework
     """``float32``, ``bfloat16``, ...; ``unknown`` where there is none."""
     try:
-        return str(tensor.dtype).rpartition(".")[2] or "unknown"
+        return _text_of(tensor.dtype)
     except Exception:  # noqa: BLE001 - as above
         return "unknown"
+
+
+@functools.lru_cache(maxsize=256)
+def _text_of(dtype: Any) -> str:  # noqa: ANN401 - of any framework
+    return str(dtype).rpartition(".")[2] or "unknown"
 
 
 def _entries(model: object, *, buffers: bool) -> Iterable[tuple[str, Any, bool]]:
