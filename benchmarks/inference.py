@@ -41,6 +41,13 @@ from harness import (
 SCRIPT = Path(__file__).name
 WARM_UP = 2_000
 _ATTRS = {"request_id": "0123456789abcdef0123456789abcdef", "kind": "inference", "by": "us"}
+#: What an instrumented client sends, among what every client does.
+_HEADERS = [
+    ("host", "127.0.0.1:8000"), ("user-agent", "python-httpx/0.28.1"), ("accept", "*/*"),
+    ("accept-encoding", "gzip, deflate"), ("content-type", "application/json"),
+    ("content-length", "64"), ("x-request-id", "load-1"),
+    ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"),
+]  # fmt: skip
 
 
 # --- a call ---------------------------------------------------------------------------------------
@@ -103,6 +110,40 @@ def call_async(side: str, n: int) -> Result:
     return result
 
 
+def call_caller(n: int) -> Result:
+    """The same for a function whose requests come with headers that name their caller's trace."""
+    ci = library("ours")
+
+    @ci.inference(headers=lambda: _HEADERS)
+    def predict() -> None:
+        return None
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            predict()
+
+    result = timed(n, run, ci.flush)
+    ci.shutdown()
+    return result
+
+
+def call_otel_caller(n: int) -> Result:
+    """The OTel SDK: as below, with its propagator and the same headers."""
+    propagate = load("opentelemetry.propagate")
+    made, exporter = load("peers").provider(n)
+    tracer = made.get_tracer("bench")
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            context = propagate.extract(dict(_HEADERS))
+            with tracer.start_as_current_span("request", context, attributes=_ATTRS):
+                pass
+
+    result = timed(n, run, made.force_flush)
+    made.shutdown()
+    return {**result, "spans": {"request": exporter.spans}}
+
+
 def call_otel(n: int) -> Result:
     """The OTel SDK: ``n`` root spans with three attributes each, the batch processor drained."""
     made, exporter = load("peers").provider(n)
@@ -138,7 +179,26 @@ def measure_call(bench: Bench) -> list[Row]:
                 Row(f"decorated call, {kind}, drained", ours, label, ratio, "x", must, goal,
                     note=f"of {peer}, in CPU time of all threads {cpu:.3f}")
             )  # fmt: skip
-    return rows
+    return [*rows, _measure_caller(bench, n)]
+
+
+def _measure_caller(bench: Bench, n: int) -> Row:
+    """A decorated call whose headers name a trace."""
+    sides = ["ours-caller", "ours-sync", "otel-caller"]
+    done = bench.rounds("caller", SCRIPT, sides, bench.pick(11, 2), {"n": n}, _inspect)
+    for side in sides:
+        expect_rows(done, side, "spans", "request", n + WARM_UP)
+    more = median_ratio(done, sides[0], sides[1], "cpu_us")
+    return Row(
+        "decorated call with a caller's headers, drained",
+        microseconds(median_of(done, sides[0])),
+        f"{sides[2]} {microseconds(median_of(done, sides[2]))}",
+        median_ratio(done, sides[0], sides[2]),
+        "x",
+        1 / 4,
+        1 / 8,
+        note=f"of {sides[2]}; in CPU time {more:.2f} of a call without headers",
+    )
 
 
 def _inspect(directory: Path) -> Result:
@@ -222,7 +282,9 @@ SIDES: dict[str, Callable[..., Result]] = {
     "ours-async": lambda n: call_async("ours", n),
     "cirron-sdk-sync": lambda n: call_sync("cirron-sdk", n),
     "cirron-sdk-async": lambda n: call_async("cirron-sdk", n),
+    "ours-caller": call_caller,
     "otel": call_otel,
+    "otel-caller": call_otel_caller,
     "ours-streams": lambda n: open_streams("ours", n),
     "plain-streams": lambda n: open_streams("plain", n),
 }

@@ -131,11 +131,12 @@ class OwnSpans:
         self.provider = known if isinstance(known, ScopeTracerProvider) else ScopeTracerProvider()
         self.provider.follow(rec, self)
         self._sampler = sampler_from_environment()
+        asked = self._sampler.get_description()
         #: Whether every new trace is kept, and what goes on with a sampled one, so that the sampler
         #: need not be asked.
-        self.keeps_all = self._sampler.get_description().startswith(
-            ("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,")
-        )
+        self.keeps_all = asked.startswith(("AlwaysOnSampler", "ParentBased{root:AlwaysOnSampler,"))
+        #: Whether what goes on with a trace is kept exactly where its parent is.
+        self.parent_decides = asked.startswith("ParentBased{")
 
     def session_opened(self, session: BaseScope) -> None:
         """The session's span exists now."""

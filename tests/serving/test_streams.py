@@ -606,7 +606,7 @@ def test_the_sketch_is_right_within_its_error(values: list[int], share: float) -
     assert found is not None
     assert abs(found - exact) <= (RELATIVE_ERROR + 1e-6) * exact + 1
     assert gaps.max_ns == max(values)
-    assert len(gaps._buckets) <= 450
+    assert len(gaps) <= 450
 
 
 def test_the_sketch_does_not_grow() -> None:
@@ -614,7 +614,7 @@ def test_the_sketch_does_not_grow() -> None:
     gaps = Gaps()
     for value in range(1, 1_000_000, 7):
         gaps.add(value * 1000)
-    assert len(gaps._buckets) < 250
+    assert len(gaps) < 250
 
 
 @pytest.mark.parametrize("read", [list, next, bool])

@@ -12,7 +12,7 @@ from cirron_otel.context import SCOPE_KEY, get_current
 from cirron_otel.scope_core import OPEN
 from cirron_otel.scopes import _in_child
 from cirron_otel.serving import gen_ai, streams, usage
-from cirron_otel.serving.places import NOBODY, Caller, Headers, read_caller, request_id_of
+from cirron_otel.serving.callers import NOBODY, Caller, Headers, request_id_of
 from cirron_otel.serving.redaction import Content
 from cirron_otel.serving.requests import Requests, requests_of
 from cirron_otel.serving.sharing import Part, join, recorder_of, whole_of
@@ -135,7 +135,7 @@ class Call:
             self._maker = maker
         caller = NOBODY
         if self.headers is not None or self.request_id is not None:
-            caller = self._caller(rec, args, kwargs)
+            caller = self._caller(maker, rec, args, kwargs)
         scope = maker.new(self.name, self._made, caller)
         if attach:
             scope.__enter__()
@@ -143,12 +143,14 @@ class Call:
             scope.open(attach=False)
         return scope if scope._state == OPEN else None  # noqa: SLF001 - a scope's own kind
 
-    def _caller(self, rec: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Caller:
+    def _caller(
+        self, maker: Requests, rec: Recorder, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Caller:
         caller = NOBODY
         try:
             if self.headers is not None:
                 found = self.headers(*args, **kwargs)
-                caller = NOBODY if found is None else read_caller(found)
+                caller = NOBODY if found is None else maker.caller(found)
             if self.request_id is not None:
                 given = request_id_of(self.request_id(*args, **kwargs))
                 caller = Caller(given or caller.request_id, caller.span)

@@ -20,9 +20,9 @@ from cirron_otel import semconv
 from cirron_otel._guard import logger
 from cirron_otel.errors import ConfigurationError
 from cirron_otel.serving import gen_ai
+from cirron_otel.serving.callers import Headers
 from cirron_otel.serving.calls import Call
 from cirron_otel.serving.options import checked_function
-from cirron_otel.serving.places import Headers
 from cirron_otel.serving.redaction import Content, Redact
 
 _F = TypeVar("_F", bound=Callable[..., Any])

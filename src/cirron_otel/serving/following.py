@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.scope_core import OPEN
+from cirron_otel.serving.state import RequestState
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
 
-    from cirron_otel.serving.requests import RequestMethods
-    from cirron_otel.serving.state import RequestState
+    from cirron_otel.scope_base import BaseScope
 
 COMPLETE, CLOSED, CANCELLED = "complete", "closed", "cancelled"
 FAILED, ABANDONED, NOT_STARTED = "error", "abandoned", "not_started"
@@ -32,15 +32,15 @@ def end_by(error: BaseException | None) -> str:
     return CLOSED if isinstance(error, GeneratorExit) else FAILED
 
 
-class Following:
-    """One stream's request: attached around each piece of work, ended once."""
+class Following(RequestState):
+    """What is known of a request that may be a stream: attached around each piece, ended once."""
 
-    __slots__ = ("done", "inside", "owns", "scope", "started", "state")
+    __slots__ = ("done", "inside", "owns", "started")
 
-    def __init__(self, scope: RequestMethods, state: RequestState, *, owns: bool) -> None:
-        self.scope = scope
-        self.state = state
-        self.owns = owns
+    def __init__(self, scope: BaseScope) -> None:
+        super().__init__(scope)
+        #: Whether the request ends with the stream; else somebody else ends it.
+        self.owns = True
         self.started = self.done = False
         #: The stream's own context, where its body has changed it.
         self.inside: Context | None = None
@@ -83,7 +83,7 @@ class Following:
             raise
         self.detach(attached)
         if attached is not None:
-            self.state.note_chunk(chunk)
+            self.note_chunk(chunk)
         return chunk
 
     async def async_step(
@@ -103,7 +103,7 @@ class Following:
             raise
         self.detach(attached)
         if attached is not None:
-            self.state.note_chunk(chunk)
+            self.note_chunk(chunk)
         return chunk
 
     def ended_by(self, error: BaseException, *, alive: bool = False) -> None:
@@ -121,8 +121,8 @@ class Following:
         self.inside = None
         if how in {CLOSED, ABANDONED} and not self.started:
             how = NOT_STARTED
-        self.state.stream_end = how
-        scope = self.scope
+        self.stream_end = how
+        scope: Any = self.scope
         if not self.owns:
             # Whoever reads it may make a whole answer of it all the same.
             if error is not None:

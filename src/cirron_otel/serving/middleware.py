@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from cirron_otel import semconv
 from cirron_otel.context import attach_context, get_current
+from cirron_otel.serving.callers import header_of, text_of_header
 from cirron_otel.serving.exchange import Exchange
 from cirron_otel.serving.options import Options
-from cirron_otel.serving.places import header_of, text_of_header
 from cirron_otel.serving.requests import open_request
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from cirron_otel import semconv
 from cirron_otel.errors import ConfigurationError
 from cirron_otel.serving import gen_ai
-from cirron_otel.serving.places import header_of, text_of_header
+from cirron_otel.serving.callers import header_of, text_of_header
 from cirron_otel.serving.redaction import Content, Redact
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanContext
 from cirron_otel import semconv
 from cirron_otel.scope_base import BaseScope, Extra
 from cirron_otel.scopes import scope
-from cirron_otel.serving.places import read_caller
+from cirron_otel.serving.callers import read_caller
 from cirron_otel.serving.state import RequestState
 
 if TYPE_CHECKING:

@@ -8,28 +8,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from msgspec import UNSET, UnsetType
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import SpanContext, SpanKind, StatusCode, TraceState
 
 from cirron_otel import semconv
 from cirron_otel.batch import SpanOtel, SpanRecord
 from cirron_otel.context import attach_context, get_current
 from cirron_otel.core import ScopeCore
-from cirron_otel.decorators import decorated
 from cirron_otel.scope_base import BaseScope, Extra
-from cirron_otel.scope_core import OPEN
-from cirron_otel.scopes import IdleScope, Joined, Scope
+from cirron_otel.scope_core import MAX_DEPTH, OPEN
+from cirron_otel.scopes import Joined, Scope
 from cirron_otel.serving import gen_ai
+from cirron_otel.serving.following import Following
 from cirron_otel.serving.places import Place, outlived, place_of
+from cirron_otel.serving.request_calls import each_call
 from cirron_otel.serving.state import InnerError, RequestState
 from cirron_otel.values import cut_text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import TracebackType
-    from typing import Self, TypeVar
+    from typing import TypeVar
 
     from opentelemetry.context import Context
-    from opentelemetry.trace import Span, SpanContext
+    from opentelemetry.trace import Span
 
     _F = TypeVar("_F", bound=Callable[..., Any])
 
@@ -42,11 +43,18 @@ class RequestMethods(BaseScope):
     __slots__ = ()
 
     is_request = True
+    # Slots of the classes below, which their maker fills: a `__dict__` of its own would make each
+    # open request half as large again.
     #: Who sent it, from its headers.
-    _caller: SpanContext | None = None
+    _caller: SpanContext | None
     #: The server's span it is a child of, where that is a span of this process.
-    _server: Span | None = None
-    _known: RequestState | None = None
+    _server: Span | None
+    _known: Following | None
+
+    def sent_by(self, caller: SpanContext | None) -> None:
+        """Say who sent it. Its maker has to, before anything else is done with it."""
+        self._caller = caller
+        self._server = self._known = None
 
     @property
     def request_id(self) -> str:
@@ -54,11 +62,11 @@ class RequestMethods(BaseScope):
         return str(self.attrs.get(semconv.REQUEST_ID, ""))
 
     @property
-    def state(self) -> RequestState:
+    def state(self) -> Following:
         """Its chunks, tokens and times; made when first asked for."""
         known = self._known
         if known is None:
-            known = self._known = RequestState(self)
+            known = self._known = Following(self)
         return known
 
     @property
@@ -154,7 +162,7 @@ class RequestMethods(BaseScope):
 
     def __call__(self, fn: _F) -> _F:
         """Each call of ``fn`` is a request of its own; ``ci.inference`` knows streams, too."""
-        return _each_call(fn, self)
+        return each_call(fn, self)
 
     def _place(self, parent: BaseScope, context: Context) -> Context:
         place = place_of(self._rec, context, self._caller)
@@ -181,6 +189,8 @@ class RequestMethods(BaseScope):
         # Opened the short way, what is said of the trace stands there and nowhere else.
         if base.kind is not UNSET:
             said.kind = base.kind
+        if base.trace_state is not UNSET:
+            said.trace_state = base.trace_state
         parent = extra.otel_parent
         if parent is not None and parent.trace_state:
             said.trace_state = parent.trace_state.to_header()
@@ -214,9 +224,32 @@ class RequestMethods(BaseScope):
 class RequestSpan(RequestMethods, Scope):
     """A request that is its own span."""
 
-    __slots__ = ()
+    __slots__ = ("_caller", "_known", "_server")
 
     __enter__ = BaseScope.__enter__
+
+    def open(
+        self,
+        *,
+        parent: BaseScope | None = None,
+        start_ns: int | None = None,
+        iteration: int | None = None,
+        attach: bool = True,
+        depth_limit: int = MAX_DEPTH,
+    ) -> bool:
+        """Open the request; says whether it was opened. Most are opened the short way."""
+        if (
+            parent is None
+            and start_ns is None
+            and iteration is None
+            and self.extra is None
+            and self._rec.requests.open_here(self, self._caller, attach=attach)
+        ):
+            return True
+        return super().open(
+            parent=parent, start_ns=start_ns, iteration=iteration, attach=attach,
+            depth_limit=depth_limit,
+        )  # fmt: skip
 
     def __exit__(
         self,
@@ -249,10 +282,24 @@ class RequestSpan(RequestMethods, Scope):
     @property
     def kind(self) -> SpanKind:
         """SERVER where it begins or continues a trace, INTERNAL under a span of this process."""
-        if self.extra is None:
-            said = None if self._state == 0 else self.otel.kind
-            return SpanKind.SERVER if said == "server" else SpanKind.INTERNAL
-        return self.extra.kind
+        if self._state and self.otel.kind == "server":
+            return SpanKind.SERVER
+        return SpanKind.INTERNAL if self.extra is None else self.extra.kind
+
+    @property
+    def parent(self) -> SpanContext | None:
+        """The caller's span, or the server's; None for the root of a trace."""
+        found = super().parent
+        said = self.otel.parent_span_id if self._state else None
+        if found is None and isinstance(said, str) and said:
+            # Opened the short way: the row says it, and nothing else needs to.
+            state = self.otel.trace_state
+            found = SpanContext(
+                int(self.trace.id, 16), int(said, 16), is_remote=True,
+                trace_flags=self.trace.flags,
+                trace_state=TraceState.from_header([state]) if isinstance(state, str) else None,
+            )  # fmt: skip
+        return found
 
     @property
     def links(self) -> Any:  # noqa: ANN401 - as in ReadableSpan
@@ -265,7 +312,7 @@ class RequestSpan(RequestMethods, Scope):
 class JoinedRequest(RequestMethods, Joined):
     """A request whose span the application's provider makes."""
 
-    __slots__ = ()
+    __slots__ = ("_caller", "_known", "_server")
 
     __enter__ = BaseScope.__enter__
 
@@ -306,49 +353,6 @@ class JoinedRequest(RequestMethods, Joined):
         self.name = mine
 
 
-class IdleRequest(IdleScope):
-    """A request while nothing is recorded: it has its id, and everything else does nothing."""
-
-    __slots__ = ()
-
-    @property
-    def request_id(self) -> str:
-        """The caller's ``x-request-id``, or a new one."""
-        return str(self.attrs.get(semconv.REQUEST_ID, ""))
-
-    def mark(self, name: str, value: object, /, *, kind: str = "point", **attrs: Any) -> None:
-        """Do nothing."""
-
-    def chunk(self, value: object = None) -> None:
-        """Do nothing."""
-
-    def result(self, value: object) -> None:
-        """Do nothing."""
-
-    def fail(self, error_type: str, message: str = "") -> None:
-        """Do nothing."""
-
-    def finish(
-        self,
-        error: BaseException | None = None,
-        *,
-        error_type: str | None = None,
-        message: str = "",
-    ) -> None:
-        """Do nothing."""
-
-    def running(self) -> Self:
-        """Itself: a ``with`` block that does nothing."""
-        return self
-
-    def release(self) -> None:
-        """Do nothing."""
-
-    def __call__(self, fn: _F) -> _F:
-        """Each call of ``fn`` is a request of its own, once something is recorded."""
-        return _each_call(fn, self)
-
-
 RequestScope = RequestSpan | JoinedRequest
 
 
@@ -373,21 +377,3 @@ class Running:
         if self._before is not None and get_current() is self._mine:
             attach_context(self._before)
         self._before = None
-
-
-class _Again:
-    """How another request is made: :mod:`cirron_otel.serving.requests` says it."""
-
-    make: Callable[[str, Mapping[str, Any]], Any]
-
-
-def made_by(make: Callable[[str, Mapping[str, Any]], Any]) -> None:
-    """Have ``make(name, attrs)`` make the requests of what a request decorates."""
-    _Again.make = make
-
-
-def _each_call(fn: _F, like: RequestMethods | IdleRequest) -> _F:
-    """``fn``, each call of it a request like this one."""
-    given = {key: value for key, value in like.attrs.items() if key != semconv.REQUEST_ID}
-    name, make = like.name, _Again.make
-    return decorated(fn, lambda: make(name, given))

@@ -12,35 +12,40 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from opentelemetry import propagate
+
 from cirron_otel import recorder, semconv
 from cirron_otel.context import SCOPE_KEY, get_current
 from cirron_otel.provider import OwnSpans
 from cirron_otel.scope_base import BaseScope
 from cirron_otel.scopes import _in_child
 from cirron_otel.serving import gen_ai
-from cirron_otel.serving.places import (
+from cirron_otel.serving.callers import (
     NOBODY,
-    REQUEST_ID_NAMES,
-    Alone,
     Caller,
+    Callers,
     Headers,
-    names_that_tell,
     read_caller,
     request_id_of,
 )
+from cirron_otel.serving.idle_request import IdleRequest
+from cirron_otel.serving.places import Alone, continued
+from cirron_otel.serving.request_calls import made_by
 from cirron_otel.serving.request_scope import (
-    IdleRequest,
     JoinedRequest,
     RequestMethods,
     RequestScope,
     RequestSpan,
     Running,
-    made_by,
 )
 from cirron_otel.serving.state import RequestState
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
+
+    from cirron_otel.batch import SpanOtel
     from cirron_otel.recorder import Recorder
+    from cirron_otel.scope_base import Trace
 
 
 class Requests:
@@ -58,8 +63,16 @@ class Requests:
         #: What every request bears.
         self.given = {key: value for key, value in known.items() if value is not None}
         self._rec = rec
-        #: Names of headers that may tell of a trace, in small letters, as text and as bytes.
-        self.fields = names_that_tell(rec)
+        self._callers = Callers(rec)
+
+    def caller(self, headers: Headers) -> Caller:
+        """Who sent a request; raises only what the headers raise."""
+        callers = self._callers
+        if callers.propagator is not propagate.get_global_textmap():
+            callers = self._callers = Callers(self._rec)
+        return callers.read(headers)
+
+    # --- the short way: nothing is current, or the session -----------------------------------
 
     def begin(self, name: str, attrs: dict[str, Any], *, attach: bool = True) -> RequestSpan | None:
         """A request as most are, open: nobody began a trace for it, and nothing is current.
@@ -77,8 +90,33 @@ class Requests:
         ids = rec.mark_ids
         trace_id = ids.pop() if ids else rec.next_mark_id()
         scope = RequestSpan(rec, name, None, {**attrs, semconv.REQUEST_ID: trace_id})
+        scope.sent_by(None)
         trace = self.alone.trace(trace_id)
         return scope if scope.open_in(session, trace, self.alone.otel(trace), attach) else None
+
+    def open_here(self, scope: RequestSpan, caller: SpanContext | None, *, attach: bool) -> bool:
+        """Open a request that ``caller`` sent, the short way; says whether it was done."""
+        rec = self._rec
+        session = rec.session
+        if rec.busy or session is None:
+            return False
+        context = get_current()
+        if context and context is not session.ctx:
+            return False
+        if caller is None:
+            trace = self.alone.trace(rec.next_mark_id())
+            return scope.open_in(session, trace, self.alone.otel(trace), attach)
+        found = self._continued(caller)
+        return found is not None and scope.open_in(session, *found, attach)
+
+    def _continued(self, caller: SpanContext) -> tuple[Trace, SpanOtel] | None:
+        """The trace that a caller began; None: whether it is kept takes the sampler to say."""
+        spans: Any = self._rec.spans
+        if not (spans.parent_decides or spans.keeps_all):
+            return None
+        return continued(caller, sampled=caller.trace_flags.sampled or not spans.parent_decides)
+
+    # --- any way -----------------------------------------------------------------------------
 
     def new(self, name: str, attrs: dict[str, Any], caller: Caller) -> RequestScope:
         """A request that ``caller`` sent, not opened; ``attrs`` lacks the request's id."""
@@ -87,8 +125,7 @@ class Requests:
         scope: RequestScope = self.scope_class(
             rec, name, None, {**attrs, semconv.REQUEST_ID: identity}
         )
-        if caller.span is not None:
-            scope._caller = caller.span  # noqa: SLF001 - it is made here
+        scope.sent_by(caller.span)
         return scope
 
 
@@ -120,17 +157,14 @@ def request(  # noqa: PLR0913 - what a request is
     Never raises, never blocks, any thread.
     """
     said = gen_ai.start_attributes(model=model, operation=operation, provider=provider)
-    return make(name, request_id, headers, {**said, **attrs})
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    return _make(rec, name, _caller(rec, headers, request_id), {**said, **attrs})
 
 
-def make(
-    name: str, request_id: str | None, headers: Headers | None, attrs: Mapping[str, Any]
+def _make(
+    rec: Recorder | None, name: str, caller: Caller, attrs: Mapping[str, Any]
 ) -> RequestSpan | JoinedRequest | IdleRequest:
     """A request, not opened; an idle one where nothing is recorded."""
-    rec = recorder._current or _in_child()  # noqa: SLF001
-    caller = NOBODY
-    if headers is not None or request_id is not None:
-        caller = _caller(rec, headers or (), request_id)
     if rec is None:
         identity = caller.request_id or os.urandom(16).hex()
         return IdleRequest(name, None, {**attrs, semconv.REQUEST_ID: identity})
@@ -138,16 +172,17 @@ def make(
     return maker.new(name, {**maker.given, **attrs}, caller)
 
 
-made_by(lambda name, attrs: make(name, None, None, attrs))
+made_by(lambda name, attrs: _make(recorder._current or _in_child(), name, NOBODY, attrs))  # noqa: SLF001
 
 
-def _caller(rec: Recorder | None, headers: Headers, request_id: object) -> Caller:
+def _caller(rec: Recorder | None, headers: Headers | None, request_id: object) -> Caller:
     """Who sent a request; ``request_id`` is the id where it is given. Never raises."""
     given: str | None = None
     caller = NOBODY
     try:
         given = request_id_of(request_id)
-        caller = read_caller(headers)
+        if headers is not None:
+            caller = read_caller(headers) if rec is None else requests_of(rec).caller(headers)
     except Exception as error:  # noqa: BLE001 - whatever the server's object raises
         if rec is not None:
             rec.guard.repeat_warning("request.headers", f"headers cannot be read: {error!r}")
@@ -169,13 +204,8 @@ def open_request(  # noqa: PLR0913 - what a request is
     ``shared`` is for a middleware: the first decorated call inside makes it its own. Without
     ``attach`` it is current only inside ``running()``.
     """
-    rec = recorder._current  # noqa: SLF001 - the engine's
-    if rec is not None and rec.active and start_ns is None:
-        quick = _open_here(rec, name, request_id, headers, attrs or {}, attach=attach)
-        if quick is not None:
-            quick.state.shared = shared
-            return quick
-    scope = make(name, request_id, headers, attrs or {})
+    rec = recorder._current or _in_child()  # noqa: SLF001
+    scope = _make(rec, name, _caller(rec, headers, request_id), attrs or {})
     if isinstance(scope, IdleRequest):
         return None
     try:
@@ -185,35 +215,6 @@ def open_request(  # noqa: PLR0913 - what a request is
             scope.state.shared = True
     except Exception as error:  # noqa: BLE001 - see _guard
         scope._rec.guard.swallow("request.open", error)  # noqa: SLF001 - it is made here
-        return None
-    return scope
-
-
-def _open_here(  # noqa: PLR0913 - what a request is
-    rec: Recorder,
-    name: str,
-    request_id: str | None,
-    headers: Headers | None,
-    attrs: Mapping[str, Any],
-    *,
-    attach: bool,
-) -> RequestSpan | None:
-    """The short way, for a request whose headers say nothing of a trace; None: it is none."""
-    try:
-        maker = requests_of(rec)
-        given = request_id_of(request_id)
-        if headers is not None:
-            pairs = headers.items() if isinstance(headers, Mapping) else headers
-            for key, value in pairs:
-                known = key.lower()
-                if known in maker.fields:
-                    return None
-                if given is None and known in REQUEST_ID_NAMES:
-                    given = request_id_of(value)
-        scope = maker.begin(name, {**maker.given, **attrs}, attach=attach)
-        if scope is not None and given:
-            scope.attrs[semconv.REQUEST_ID] = given
-    except Exception:  # noqa: BLE001 - odd headers; the long way tells of them
         return None
     return scope
 

@@ -84,10 +84,10 @@ class RequestState:
         ``internal``.
         """  # noqa: D205 - one sentence
         said = self.scope.otel.kind
+        if type(said) is str:
+            return said
         extra = self.scope.extra
-        if extra is not None:
-            return str(extra.kind.name.lower())
-        return said if type(said) is str else "internal"
+        return "internal" if extra is None else str(extra.kind.name.lower())
 
     # --- while it runs -----------------------------------------------------------------------
 

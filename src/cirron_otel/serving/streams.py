@@ -68,9 +68,9 @@ def follow(scope: RequestMethods, stream: Any, *, owns: bool = True) -> Any:  # 
 
     ``owns``: the request ends with the stream; else somebody else ends it.
     """
-    state = scope.state
-    state.is_stream = True
-    following = Following(scope, state, owns=owns)
+    following = scope.state
+    following.is_stream = True
+    following.owns = owns
     if isinstance(stream, GeneratorType):
         return GeneratorProxy(stream, following)
     if isinstance(stream, AsyncGeneratorType):
@@ -86,6 +86,8 @@ def _never() -> bool:
 
 class _Proxy(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] # typed loosely
     """What every proxy of a stream has."""
+
+    __slots__ = ("_self_following",)
 
     def __init__(self, stream: Any, following: Following) -> None:  # noqa: ANN401
         super().__init__(stream)
@@ -109,6 +111,8 @@ class _Proxy(wrapt.ObjectProxy):  # type: ignore[misc,type-arg,unused-ignore] # 
 
 class StreamProxy(_Proxy):
     """An iterator of a library's: the object itself, followed."""
+
+    __slots__ = ()
 
     def __iter__(self) -> Any:  # noqa: ANN401 - itself
         """The same stream."""
@@ -155,6 +159,8 @@ class StreamProxy(_Proxy):
 class AsyncStreamProxy(_Proxy):
     """An async iterator of a library's: the object itself, followed."""
 
+    __slots__ = ()
+
     def __aiter__(self) -> Any:  # noqa: ANN401 - itself
         """The same stream."""
         return self
@@ -199,6 +205,8 @@ class AsyncStreamProxy(_Proxy):
 
 class GeneratorProxy(_Proxy):
     """A generator, followed."""
+
+    __slots__ = ()
 
     def __iter__(self) -> Any:  # noqa: ANN401 - itself
         """The same generator."""
@@ -249,6 +257,8 @@ class GeneratorProxy(_Proxy):
 
 class AsyncGeneratorProxy(_Proxy):
     """An async generator, followed."""
+
+    __slots__ = ()
 
     def __aiter__(self) -> Any:  # noqa: ANN401 - itself
         """The same generator."""
