@@ -1,15 +1,26 @@
 """What the hooks add to a training that a framework runs: ``make bench-frameworks``.
 
-As in torch_hook.py the plain training is measured in the same process as the recorded one, block
-by block in turn. A block is one call of the framework's own training; what is timed is the steps
-after the first few, told by the framework's own callbacks, which both sides have. The losses of
-both sides must be the same, bit for bit: a row is not measured where they are not.
+    benchmarks/frameworks.py                        everything
+    benchmarks/frameworks.py --quick                few and short blocks, to see that it runs
+    benchmarks/frameworks.py --only keras,sklearn   some groups
+    benchmarks/frameworks.py --check                ends with 1 when a "must" is missed
+
+As in torch_hook.py the plain training is measured in the same process as the recorded one, in many
+short blocks in turn, and what counts is CPU time: of all threads, so that it holds what the flush
+thread does, and the writing of what is left at the end of a block is spread over its steps. A block
+is one call of the framework's own training; what is timed is the steps after the first few, told by
+the framework's own callbacks, which both sides have. A number is the median of the ratios of the
+blocks, and the range after it is where that median lies with 95 % confidence. The losses of both
+sides must be the same, bit for bit: a row is not measured where they are not.
+
+Snapshots are off: what they take is measured by snapshots.py.
 """
 
 from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 import statistics
 import sys
@@ -21,9 +32,7 @@ from typing import Any, NamedTuple
 from groups import measure_groups
 from harness import Bench, Result, Row, SideError, child, load, spool_rows
 
-SCRIPT = "frameworks.py"
-#: Steps at the beginning of a block that are not timed.
-WARM_UP_STEPS = 3
+SCRIPT = Path(__file__).name
 
 
 class Block(NamedTuple):
@@ -34,32 +43,36 @@ class Block(NamedTuple):
     losses: list[Any]
 
 
-#: A training of so many steps.
-Train = Callable[[int], Block]
-
-
 class Clock:
-    """Times the steps of a block; ``tick`` is called at the end of each."""
+    """Times the steps of a block; ``tick`` is called at the end of each.
 
-    def __init__(self) -> None:
+    The first are not timed: the interpreter specialises its code anew where a class has changed.
+    """
+
+    def __init__(self, warm_up: int) -> None:
         self.steps = 0
+        self._warm_up = warm_up
         self._begun = self._ended = (0, 0)
 
     def tick(self) -> None:
         """A step has ended."""
         self.steps += 1
         now = time.perf_counter_ns(), time.process_time_ns()
-        if self.steps == WARM_UP_STEPS:
+        if self.steps == self._warm_up:
             self._begun = now
         self._ended = now
 
     def block(self, losses: list[Any]) -> Block:
         """What was timed."""
-        count = self.steps - WARM_UP_STEPS
+        count = self.steps - self._warm_up
         wall, cpu = (
             (end - begin) / count / 1e3 for begin, end in zip(self._begun, self._ended, strict=True)
         )
         return Block(wall, cpu, losses)
+
+
+#: A training of so many steps, which tells the clock of each.
+Train = Callable[[int, Clock], Block]
 
 
 # --- what is trained ------------------------------------------------------------------------------
@@ -78,8 +91,8 @@ def transformers_trainer() -> Train:
     )  # fmt: skip
 
     class Ticking(hf.TrainerCallback):  # type: ignore[misc, name-defined] # it comes by name
-        def __init__(self) -> None:
-            self.clock = Clock()
+        def __init__(self, clock: Clock) -> None:
+            self.clock = clock
 
         def on_step_end(self, *_args: Any, **_kwargs: Any) -> None:
             self.clock.tick()
@@ -92,9 +105,8 @@ def transformers_trainer() -> Train:
             self.losses.append(loss)
             return loss
 
-    def train(count: int) -> Block:
+    def train(count: int, clock: Clock) -> Block:
         hf.set_seed(0)
-        ticking = Ticking()
         trainer = Keeping(
             model=hf.GPT2LMHeadModel(config),
             args=hf.TrainingArguments(
@@ -103,12 +115,12 @@ def transformers_trainer() -> Train:
                 dataloader_pin_memory=False,
             ),
             train_dataset=data,
-            callbacks=[ticking],
+            callbacks=[Ticking(clock)],
         )  # fmt: skip
         trainer.remove_callback(hf.trainer_callback.PrinterCallback)
         trainer.losses = []
         trainer.train()
-        return ticking.clock.block([loss.item() for loss in trainer.losses])
+        return clock.block([loss.item() for loss in trainer.losses])
 
     return train
 
@@ -119,15 +131,15 @@ def keras_fit() -> Train:
     keras, np = load("keras"), load("numpy")
 
     class Ticking(keras.callbacks.Callback):  # type: ignore[misc, name-defined] # it comes by name
-        def __init__(self) -> None:
+        def __init__(self, clock: Clock) -> None:
             super().__init__()
-            self.clock, self.losses = Clock(), []
+            self.clock, self.losses = clock, []
 
         def on_train_batch_end(self, _batch: int, logs: Any = None) -> None:  # noqa: ANN401
             self.clock.tick()
             self.losses.append(logs["loss"])
 
-    def train(count: int) -> Block:
+    def train(count: int, clock: Clock) -> Block:
         keras.utils.set_random_seed(0)
         x = np.random.default_rng(1).random((64 * count, 64), "float32")
         y = np.arange(64 * count) % 10
@@ -139,9 +151,9 @@ def keras_fit() -> Train:
             ]
         )
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        ticking = Ticking()
+        ticking = Ticking(clock)
         model.fit(x, y, batch_size=64, verbose=0, callbacks=[ticking])
-        return ticking.clock.block(ticking.losses)
+        return clock.block(ticking.losses)
 
     return train
 
@@ -153,12 +165,12 @@ def lightning_fit() -> Train:
     nn = torch.nn
 
     class Module(lightning.LightningModule):  # type: ignore[misc, name-defined] # by name
-        def __init__(self) -> None:
+        def __init__(self, clock: Clock) -> None:
             super().__init__()
             self.layers = nn.Sequential(
                 nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10)
             )
-            self.clock, self.losses = Clock(), []
+            self.clock, self.losses = clock, []
 
         def training_step(self, batch: Any, _index: int) -> Any:  # noqa: ANN401 - a tensor
             loss = nn.functional.cross_entropy(self.layers(batch[0]), batch[1])
@@ -172,73 +184,119 @@ def lightning_fit() -> Train:
         def configure_optimizers(self) -> Any:  # noqa: ANN401
             return torch.optim.Adam(self.parameters(), 1e-3)
 
-    def train(count: int) -> Block:
+    def train(count: int, clock: Clock) -> Block:
         torch.manual_seed(0)
         data = torch.utils.data.TensorDataset(
             torch.randn(64 * count, 64), torch.arange(64 * count) % 10
         )
-        module = Module()
+        module = Module(clock)
         lightning.Trainer(
             accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False,
             enable_progress_bar=False, enable_model_summary=False,
         ).fit(module, torch.utils.data.DataLoader(data, 64))  # fmt: skip
-        return module.clock.block([loss.item() for loss in module.losses])
+        return clock.block([loss.item() for loss in module.losses])
 
     return train
 
 
-def sklearn_calls() -> Train:
-    """Small calls of a wrapped estimator: a further fit and a prediction are one step."""
-    np, datasets = load("numpy"), load("sklearn.datasets")
-    linear_model, ci = load("sklearn.linear_model"), load("cirron_otel")
-    images, labels = datasets.load_digits(return_X_y=True)
+def sklearn_calls(make: Callable[[], Any], call: Callable[..., Any], rows: int) -> Train:
+    """``call(estimator, rows, labels)`` again and again, of an estimator that is wrapped or not."""
+    ci = load("cirron_otel")
+    images, labels = load("sklearn.datasets").load_digits(return_X_y=True)
     images = images / 16
-    classes = np.unique(labels)
 
-    def train(count: int) -> Block:
+    def train(count: int, clock: Clock) -> Block:
         # The plain side has a plain estimator, as it would without us.
-        given = linear_model.SGDClassifier(random_state=0)
-        recorded = ci.health()["enabled"]
-        model = ci.wrap(given) if recorded else given
-        clock, results = Clock(), []
+        model = make()
+        if ci.health()["enabled"]:
+            model = ci.wrap(model)
+        results: list[Any] = []
         for step in range(count):
-            here = slice(step * 16 % 1600, step * 16 % 1600 + 16)
-            model.partial_fit(images[here], labels[here], classes=classes)
-            results.append(int(model.predict(images[here]).sum()))
+            here = slice(step * rows % 1600, step * rows % 1600 + rows)
+            results.append(call(model, images[here], labels[here]))
             clock.tick()
-        return clock.block([*results, *model.coef_.ravel().tolist()])
+        return clock.block([float(abs(one).sum()) for one in results])
 
     return train
 
 
-WORK: dict[str, Callable[[], Train]] = {
-    "keras": keras_fit,
-    "lightning": lightning_fit,
-    "sklearn": sklearn_calls,
-    "transformers": transformers_trainer,
+def sklearn_further() -> Train:
+    """A classifier that learns from 100 rows at a time."""
+    linear_model, classes = load("sklearn.linear_model"), list(range(10))
+
+    def call(model: Any, x: Any, y: Any) -> Any:  # noqa: ANN401 - scikit-learn's and numpy's
+        return model.partial_fit(x, y, classes=classes).coef_
+
+    return sklearn_calls(lambda: linear_model.SGDClassifier(random_state=0), call, 100)
+
+
+def sklearn_clusters() -> Train:
+    """Clusters of 100 rows, fitted anew each time."""
+    cluster = load("sklearn.cluster")
+
+    def call(model: Any, x: Any, _y: Any) -> Any:  # noqa: ANN401 - scikit-learn's and numpy's
+        return model.fit(x).cluster_centers_
+
+    return sklearn_calls(lambda: cluster.KMeans(8, n_init=1, random_state=0), call, 100)
+
+
+def sklearn_scaler() -> Train:
+    """Means and variances of 100 rows: next to nothing, so that what a call costs can be seen."""
+    preprocessing = load("sklearn.preprocessing")
+
+    def call(model: Any, x: Any, _y: Any) -> Any:  # noqa: ANN401 - scikit-learn's and numpy's
+        return model.fit(x).mean_
+
+    return sklearn_calls(preprocessing.StandardScaler, call, 100)
+
+
+class Work(NamedTuple):
+    """What is trained, and how much of it is a block."""
+
+    make: Callable[[], Train]
+    #: Steps of a block, and how many of them are not timed.
+    steps: int
+    warm_up: int
+    #: Pairs of blocks in a process.
+    pairs: int
+    #: The scope of a step.
+    scope: str = "step"
+
+
+WORK = {
+    "transformers": Work(transformers_trainer, 10, 3, 40),
+    "keras": Work(keras_fit, 70, 20, 40),
+    "lightning": Work(lightning_fit, 70, 20, 40),
+    "further": Work(sklearn_further, 250, 50, 40, "partial_fit"),
+    "clusters": Work(sklearn_clusters, 120, 20, 40, "fit"),
+    "scaler": Work(sklearn_scaler, 1000, 100, 40, "fit"),
 }
-#: What is counted as steps in the spool, where they are none.
-SCOPES = {"sklearn": "partial_fit"}
 
 
 # --- sides ----------------------------------------------------------------------------------------
 
 
 def compare(work: str, steps: int, pairs: int) -> Result:
-    """Blocks of plain and recorded training in turn."""
+    """Blocks of plain and recorded training in turn: us a step, on the clock and of CPU."""
     load("torch").set_num_threads(1)
     ci = load("cirron_otel")
-    train = WORK[work]()
-    train(WARM_UP_STEPS + 1)
+    warm_up = WORK[work].warm_up
+    train = WORK[work].make()
+    train(warm_up + 1, Clock(warm_up))
     taken: dict[bool, list[Block]] = {False: [], True: []}
     for pair in range(pairs):
         for recorded in (False, True) if pair % 2 == 0 else (True, False):
             gc.collect()
             if recorded:
-                ci.profile(snapshots=None)
-            taken[recorded].append(train(steps))
+                ci.profile(snapshots=None, terminal="none")
+            block = train(steps, Clock(warm_up))
             if recorded:
+                begun = time.process_time_ns()
+                ci.flush()
+                left_us = (time.process_time_ns() - begun) / steps / 1e3
+                block = block._replace(cpu_us=block.cpu_us + left_us)
                 ci.shutdown()
+            taken[recorded].append(block)
     plain, ours = taken[False], taken[True]
     return {
         "steps": steps * pairs,
@@ -254,59 +312,85 @@ SIDES = {"ours": compare}
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def _percent(pairs: list[tuple[float, float]]) -> float:
-    return (statistics.median(recorded / plain for plain, recorded in pairs) - 1) * 100
+class Excess(NamedTuple):
+    """What is added, in per cent: the median of the pairs' ratios, and where it may lie."""
+
+    percent: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, pairs: list[list[float]]) -> Excess:
+        """From pairs (plain, recorded). The range is between two of the ratios, by their ranks."""
+        found = sorted((recorded / plain - 1) * 100 for plain, recorded in pairs)
+        rank = max(0, int(len(found) / 2 - 0.98 * math.sqrt(len(found))))
+        return cls(statistics.median(found), found[rank], found[-1 - rank])
+
+    def __str__(self) -> str:
+        """With its range."""
+        return f"{self.percent:+.2f} % ({self.low:+.2f} to {self.high:+.2f})"
 
 
 def _inspect(directory: Path) -> Result:
     return spool_rows(directory)
 
 
-def step_row(bench: Bench, work: str, label: str, must: float, goal: float) -> Row:
+def step_row(
+    bench: Bench, name: str, label: str, must: float | None = None, goal: float | None = None
+) -> Row:
     """What the hooks add to one step of a framework's training, in per cent."""
-    count = bench.pick(500, 60) if work in SCOPES else bench.pick(60, 15)
-    params = {"work": work, "steps": count, "pairs": bench.pick(8, 2)}
-    done = bench.rounds(f"{work}-step", SCRIPT, ["ours"], bench.pick(3, 1), params, _inspect)
+    work = WORK[name]
+    params = {"work": name, "steps": work.steps, "pairs": bench.pick(work.pairs, 4)}
+    done = bench.rounds(name, SCRIPT, ["ours"], bench.pick(3, 1), params, _inspect)
     for one in done:
         ours = one["ours"]
         if not ours["same"]:
             raise SideError("the recorded training has other losses than the plain one")
-        name = SCOPES.get(work, "step")
-        if ours["spans"].get(name, 0) != ours["steps"]:
-            raise SideError(f"{ours['spans'].get(name, 0)} {name} scopes, not {ours['steps']}")
-    wall = [tuple(pair) for one in done for pair in one["ours"]["wall"]]
-    cpu = [tuple(pair) for one in done for pair in one["ours"]["cpu"]]
-    plain = statistics.median(plain for plain, _ in wall)
-    return Row(
-        f"{label}, step",
-        f"{_percent(wall):+.2f} % of {plain / 1e3:.1f} ms",
+        found = ours["spans"].get(work.scope, 0)
+        if found != ours["steps"]:
+            raise SideError(f"{found} {work.scope} scopes, not {ours['steps']}")
+    wall = [pair for one in done for pair in one["ours"]["wall"]]
+    cpu = [pair for one in done for pair in one["ours"]["cpu"]]
+    plain = statistics.median(plain for plain, _ in cpu)
+    added = statistics.median(recorded - plain for plain, recorded in cpu)
+    excess = Excess.of(cpu)
+    row = Row(
+        label,
+        f"{excess} of {plain:.0f} us: {added:+.0f} us",
         "no profiling",
-        _percent(wall),
+        excess.percent,
         "%",
         must,
         goal,
-        note=f"in CPU time, the flush thread's included: {_percent(cpu):+.2f} %; losses the same",
+        note=f"CPU time, the flush thread's included; by the clock {Excess.of(wall)}; "
+        "losses the same",
     )
+    bench.say(f"  {row.work}: {row.ours}; by the clock {Excess.of(wall)}: {row.verdict}")
+    return row
 
 
 def measure_transformers(bench: Bench) -> list[Row]:
     """The Trainer of transformers on a small GPT-2."""
-    return [step_row(bench, "transformers", "HF Trainer, 4-layer GPT-2", 1, 0)]
+    return [step_row(bench, "transformers", "HF Trainer, 4-layer GPT-2, step", 1, 0)]
 
 
 def measure_keras(bench: Bench) -> list[Row]:
     """``fit`` of Keras on the torch backend."""
-    return [step_row(bench, "keras", "keras fit, 3 layers, torch backend", 3, 1)]
+    return [step_row(bench, "keras", "keras fit, 3 layers, torch backend, step", 3, 1)]
 
 
 def measure_lightning(bench: Bench) -> list[Row]:
     """``fit`` of Lightning."""
-    return [step_row(bench, "lightning", "Lightning fit, 3 layers", 3, 1)]
+    return [step_row(bench, "lightning", "Lightning fit, 3 layers, step", 3, 1)]
 
 
 def measure_sklearn(bench: Bench) -> list[Row]:
-    """Small calls of an estimator of scikit-learn."""
-    return [step_row(bench, "sklearn", "sklearn partial_fit and predict, 16 rows", 3, 1)]
+    """Small calls of wrapped estimators of scikit-learn."""
+    return [
+        step_row(bench, "further", "SGDClassifier.partial_fit, 100 rows", 3, 1),
+        step_row(bench, "clusters", "KMeans.fit, 100 rows", 3, 1),
+        step_row(bench, "scaler", "StandardScaler.fit, 100 rows"),
+    ]
 
 
 GROUPS: dict[str, Callable[[Bench], list[Row]]] = {

@@ -1,9 +1,9 @@
 """The hooks on the oldest and the newest version of each framework: ``make test-matrix``.
 
-Each version gets an environment of its own under ``.venv-matrix``, and the tests of its framework
-run there. torch stays the one that the Makefile names: a version that wants another one, or that
-cannot be installed beside it, is a row that says so. Not a part of CI: it downloads some gigabytes
-and takes minutes for each row.
+Each version gets an environment of its own under ``.venv-matrix`` (or ``--directory``), and the
+tests of its framework run there. torch stays the one that the Makefile names: a version that wants
+another one, or that cannot be installed beside it, is a row that says so. Not a part of CI: it
+downloads some gigabytes and takes minutes for each row.
 
 ``python tests/matrix.py [framework ...]``; ``--keep`` leaves the environments. Exits with 1 where a
 version that was installed fails its tests.
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
-ENVIRONMENTS = ROOT / ".venv-matrix"
+ENVIRONMENTS = ".venv-matrix"
 TORCH = os.environ.get("TORCH", "torch==2.13.0")
 #: What the tests themselves need, whatever they test.
 TOOLS = ("pytest>=8.3", "pytest-timeout>=2.3", "inline-snapshot>=0.20", "hypothesis>=6.100")
@@ -90,12 +90,15 @@ def main() -> int:
         "--keep", action="store_true", help="leave the environments for the next time"
     )
     parser.add_argument("--only", choices=("oldest", _NEWEST), help="one of the two versions")
+    parser.add_argument(
+        "--directory", type=Path, default=ROOT / ENVIRONMENTS, help="where the environments are"
+    )
     options = parser.parse_args()
     unknown = [name for name in options.frameworks if name not in FRAMEWORKS]
     if unknown:
         parser.error(f"no such framework: {', '.join(unknown)}; there are {', '.join(FRAMEWORKS)}")
     rows = [
-        _test(name, age, keep=options.keep)
+        _test(name, age, options.directory.absolute() / f"{name}-{age}", keep=options.keep)
         for name in options.frameworks or FRAMEWORKS
         for age in ("oldest", _NEWEST)
         if options.only in (None, age)
@@ -107,11 +110,10 @@ def main() -> int:
     return int(any(row.failed for row in rows))
 
 
-def _test(name: str, age: str, *, keep: bool) -> Row:
-    """Make the environment of one version and run its framework's tests there."""
+def _test(name: str, age: str, place: Path, *, keep: bool) -> Row:
+    """Make the environment of one version at ``place`` and run its framework's tests there."""
     framework = FRAMEWORKS[name]
     began = time.monotonic()
-    place = ENVIRONMENTS / f"{name}-{age}"
     print(f"{name}, {age} ...", file=sys.stderr, flush=True)
     wanted = framework.newest if age == _NEWEST else framework.oldest
     try:

@@ -14,6 +14,7 @@ import msgspec
 
 from cirron_otel import recorder, semconv
 from cirron_otel._guard import logger
+from cirron_otel.errors import ConfigurationError
 from cirron_otel.scope_base import BaseScope, carried
 from cirron_otel.settings import Settings
 from cirron_otel.version import VERSION
@@ -53,8 +54,8 @@ def parent_session() -> tuple[int, int] | None:
     For a child that records by itself. Never raises.
     """
     try:
-        found = msgspec.json.decode(os.environ.get(semconv.CARRIER_VARIABLE, ""))
-        if found["version"] != _VERSION or found["pid"] == os.getpid():
+        found = _found()
+        if found is None:
             return None
         parent = found["parent"]
         return int(parent["trace_id"], 16), int(parent["id"][:16], 16)
@@ -62,17 +63,41 @@ def parent_session() -> tuple[int, int] | None:
         return None
 
 
+def is_recorded_by_parent() -> bool:
+    """Whether a parent process records, and this one is no other rank of its training.
+
+    Then a scope or mark here goes to the parent's recording. Never raises.
+    """
+    try:
+        found = _found()
+        if found is None:
+            return False
+        settings = found["settings"]
+        theirs, ours = Settings.from_carrier(settings, {}), Settings.from_carrier(settings)
+    except (msgspec.DecodeError, ConfigurationError, KeyError, TypeError):
+        return False
+    return (theirs.rank, theirs.world_size) == (ours.rank, ours.world_size)
+
+
+def _found() -> dict[str, Any] | None:
+    """A parent's carrier, as it is; None where there is none that we can use."""
+    text = os.environ.get(semconv.CARRIER_VARIABLE)
+    if not text:
+        return None
+    found: dict[str, Any] = msgspec.json.decode(text)
+    return None if found["version"] != _VERSION or found["pid"] == os.getpid() else found
+
+
 def start_from_carrier() -> recorder.Recorder | None:
     """Start this process's recorder from the carrier, once; None if there is none for it."""
     if not _Way.open:
         return None
-    text = os.environ.get(semconv.CARRIER_VARIABLE)
-    if not text:
+    if not os.environ.get(semconv.CARRIER_VARIABLE):
         close_way()  # a process finds its carrier when it starts, or never
         return None
     try:
-        found: dict[str, Any] = msgspec.json.decode(text)
-        if found["version"] != _VERSION or found["pid"] == os.getpid():
+        found = _found()
+        if found is None:
             return None
         settings = Settings.from_carrier(found["settings"])
         if not settings.enabled:

@@ -8,13 +8,10 @@ of the program ends it and takes its place. Loading this module loads nothing el
 
 from __future__ import annotations
 
-import json
-import os
 import threading
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from cirron_otel import semconv
 from cirron_otel._guard import logger
 from cirron_otel.imports import when_imported
 
@@ -108,7 +105,7 @@ class Instrumentor:
         if not self._instrumented:
             return
         try:
-            from cirron_otel import profiler  # noqa: PLC0415 - see module
+            from cirron_otel import children, profiler  # noqa: PLC0415 - see module
 
             with _Automatic.lock:
                 running = profiler.running()
@@ -116,27 +113,12 @@ class Instrumentor:
                     if running is _Automatic.profiler:
                         running.hook(self.framework)
                     return
-                if running is not None or _is_child():
+                if running is not None or children.is_recorded_by_parent():
                     return  # the program has said what it wants, or our parent records
                 _Automatic.profiler = profiler.profile(frameworks=list(_Automatic.names))
                 _Automatic.profiler.automatic = True
         except Exception as error:  # noqa: BLE001 - in the middle of the program's import
             logger.warning("cirron-otel: nothing is recorded: %r", error)
-
-
-def _is_child() -> bool:
-    """Whether this process belongs to one that records, and is no other rank of its training."""
-    try:
-        found = json.loads(os.environ.get(semconv.CARRIER_VARIABLE, ""))
-        settings = found["settings"]["settings"]
-        same = all(
-            int(os.environ.get(variable, settings.get(name, default)))
-            == int(settings.get(name, default))
-            for variable, name, default in (("RANK", "rank", 0), ("WORLD_SIZE", "world_size", 1))
-        )
-        return same and found["pid"] != os.getpid()
-    except (KeyError, TypeError, ValueError):
-        return False
 
 
 class AccelerateInstrumentor(Instrumentor):

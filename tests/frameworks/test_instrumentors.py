@@ -224,11 +224,9 @@ def test_a_child_of_a_recording_starts_none(run_program: RunProgram) -> None:
         """
         import os, subprocess, sys
         import cirron_otel as ci
-        from cirron_otel import instrumentors
 
         CHILD = (
-            "import os, sys; from cirron_otel import instrumentors as found\\n"
-            "print(found._is_child())"
+            "from cirron_otel import children; print(children.is_recorded_by_parent())"
         )
         ci.profile(frameworks=[])
         for more in ({}, {"RANK": "1", "WORLD_SIZE": "2"}):

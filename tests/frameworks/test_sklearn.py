@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import cirron_otel as ci
-from helpers import ProgramRun, Rows, RunProgram, finished, read_spool, tree_text
+from helpers import Rows, RunProgram, finished, read_spool, tree_text
 
 np: Any = pytest.importorskip("numpy")
 pytest.importorskip("sklearn")
@@ -284,43 +284,6 @@ def test_a_cached_pipeline_is_fitted_once(tmp_path: Path) -> None:
     rows = finished()
     scaled = [span for span in rows.spans if span.attrs.get("step") == "scale"]
     assert [span.name for span in scaled] == ["fit_transform"]
-
-
-WORKERS = """
-    import cirron_otel as ci
-    from sklearn.datasets import load_iris
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, cross_val_score
-
-    class Mine(LogisticRegression):
-        "Of the program itself: workers get its class by value."
-
-    if __name__ == "__main__":
-        X, y = load_iris(return_X_y=True)
-        ci.profile(frameworks=[])
-        search = GridSearchCV(Mine(), {"C": [0.1, 1.0]}, cv=2, n_jobs=2)
-        ci.wrap(search).fit(X, y)
-        with ci.scope("validation"):
-            cross_val_score(ci.wrap(LogisticRegression()), X, y, cv=2, n_jobs=2)
-        ci.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_what_workers_do_arrives(run_program: RunProgram) -> None:
-    """Fits in joblib's processes are recorded there, and stand where they were asked for."""
-    run: ProgramRun = run_program(WORKERS, timeout=120, measured=False)
-    main = run.one("cirron.session").pid
-    whole = next(s for s in run.named("fit") if s.attrs["estimator"] == "GridSearchCV")
-    inside = run.children(whole)
-    far = [span for span in inside if span.pid != main]
-    assert sorted(span.name for span in far) == ["fit"] * 4 + ["score"] * 4
-    assert {span.attrs["estimator"] for span in far} == {"Mine"}
-    assert [span.name for span in inside if span.pid == main] == ["fit"]
-    folds = run.children(run.one("validation"))
-    assert sorted(span.name for span in folds) == ["fit"] * 2 + ["score"] * 2
-    assert all(span.pid != main for span in folds)
-    assert run.open == []
 
 
 def test_exceptions_fly_on_and_are_recorded() -> None:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import time
 from typing import Any
 
@@ -11,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import cirron_otel as ci
+from cirron_otel import recorder
 from frameworks.torch_programs import FORMS, Program, Wrap, finished_tree, plain, steps
 from helpers import read_spool, tree_text
 
@@ -455,3 +458,33 @@ def test_two_recordings_in_one_process() -> None:
         assert tree_text(read_spool(run), marks=True) + "\n" == (
             "cirron.session\n  epoch[0]\n" + steps(3)
         )
+
+
+def test_an_iterator_that_another_thread_goes_on_with() -> None:
+    """Each thread's fetches are told to its own loops, whoever's iterator it is."""
+    program = Program()
+    ci.profile()
+    batches = iter(DataLoader([next(iter(program.loader))] * 8, batch_size=None))
+
+    def some(count: int) -> None:
+        for _ in range(count):
+            program.train_step(next(batches))
+
+    some(3)
+    fetching: list[int] = []
+    rec = recorder._current
+    assert rec is not None
+
+    def elsewhere() -> None:
+        some(3)
+        fetching.append(rec.loops.here.fetching)
+
+    thread = threading.Thread(target=contextvars.copy_context().run, args=[elsewhere])
+    thread.start()
+    thread.join()
+    some(2)
+    ci.shutdown()
+    spool = read_spool()
+    assert fetching == [0]
+    assert len(spool.named("data_load")) == len(spool.named("forward")) == 8
+    assert sorted(span.iteration for span in spool.named("step")) == list(range(8))

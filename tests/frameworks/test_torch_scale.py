@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import cirron_otel as ci
 from cirron_otel.run import data_stalls
+from cirron_otel.run.rows import rows_of
 from cirron_otel.run.straggler_times import StepTimes
 from frameworks.torch_programs import Program, finished_tree, steps
 from helpers import ProgramRun, RunProgram, on_two_ranks, read_spool, tree_text
@@ -279,6 +280,6 @@ def test_first_steps_and_parts_of_steps_say_nothing() -> None:
         if number < 3:
             ends = f'"index":{number - 1},"start_ns":0,"end_ns":100,"iteration":{number}}}'
             rows.append(f'{{"id":"s{number}","name":"step",{ends}')
-    found = data_stalls.steps_of(",".join(rows).encode())
+    found = data_stalls.steps_of(rows_of(",".join(rows).encode()))
     assert [(step.iteration, step.total, step.phases[0]) for step in found] == [(2, 100, 50)]
-    assert data_stalls.steps_of(b"{broken") == ()
+    assert data_stalls.steps_of(rows_of(b"{broken")) == []

@@ -25,6 +25,11 @@ _CALLBACKS = "callbacks"
 _LIGHTGBM_ORDER = 15
 
 
+def is_imported() -> bool:
+    """Whether there may be an estimator to tell of."""
+    return "xgboost" in sys.modules or "lightgbm" in sys.modules
+
+
 def tell_rounds(
     rec: Recorder,
     original: Callable[..., Any],

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from cirron_otel import recorder, semconv
 from cirron_otel.hooks.recording import Foreign, mark
 from cirron_otel.hooks.sklearn import boosting
-from cirron_otel.hooks.sklearn.notes import Note, notes, place_in
+from cirron_otel.hooks.sklearn.notes import Note, asked_for, notes, place_in
 from cirron_otel.scope_base import BaseScope, RemoteScope
 from cirron_otel.scopes import _in_child
 
@@ -30,6 +30,8 @@ _FIT = ("fit", "partial_fit", "fit_transform", "fit_predict")
 _PARTS = ("steps", "transformer_list", "transformers", "estimators")
 #: Candidates of a search that get a mark each.
 _MAX_CANDIDATES = 1000
+#: Longer lists of an estimator are its own business.
+_MAX_PARTS = 100
 
 
 class Switch(Protocol):
@@ -62,18 +64,18 @@ def recorded(
     name: str,
     found: Any,  # noqa: ANN401 - a function, or a descriptor that gives one
     switch: Switch | None = None,
-    before: Callable[[object], None] | None = None,
+    unshare: Callable[[object, Note], None] | None = None,
 ) -> Any:  # noqa: ANN401 - the same kind of thing
     """What takes the place of method ``found``: a function for a function.
 
     scikit-learn's ``available_if``, which hides a method from an estimator that has no use for it,
-    keeps its condition. ``before`` is called before the methods that fit.
+    keeps its condition. ``unshare`` is called before a fit of what shares what it has learnt.
     """
     if inspect.isfunction(found):
-        return _function(name, found, switch, before if name in _FIT else None)
+        return _function(name, found, switch, unshare if name in _FIT else None)
     inner = getattr(found, "fn", None)
     if inspect.isfunction(inner) and hasattr(found, "check") and hasattr(found, "attribute_name"):
-        made = _function(name, inner, switch, before if name in _FIT else None)
+        made = _function(name, inner, switch, unshare if name in _FIT else None)
         return type(found)(made, found.check, found.attribute_name)
     return found
 
@@ -82,18 +84,21 @@ def _function(
     name: str,
     original: Callable[..., Any],
     switch: Switch | None,
-    before: Callable[[object], None] | None,
+    unshare: Callable[[object, Note], None] | None,
 ) -> Callable[..., Any]:
+    known = notes.of
+
     @functools.wraps(original)
     def method(estimator: Foreign, /, *args: Any, **kwargs: Any) -> Foreign:
-        if before is not None:
-            before(estimator)
+        note = known(estimator)
+        if unshare is not None and note is not None and note.shares:
+            unshare(estimator, note)
         if _here.running is estimator or (switch is not None and not switch.active):
             return original(estimator, *args, **kwargs)
         rec = recorder._current or _in_child()  # noqa: SLF001
         if rec is None or not rec.active:
             return original(estimator, *args, **kwargs)
-        return _in_scope(rec, name, original, estimator, args, kwargs)
+        return _in_scope(rec, name, original, estimator, note, args, kwargs)
 
     return method
 
@@ -103,12 +108,15 @@ def _in_scope(  # noqa: PLR0913, PLR0917 - a call, taken apart
     name: str,
     original: Callable[..., Any],
     estimator: Foreign,
+    note: Note | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Foreign:
     outer = _here.running
-    scope = _open(rec, name, estimator, outer, args[0] if args else kwargs.get("X"))
-    told = boosting.tell_rounds(rec, original, estimator, args, kwargs) if name == "fit" else None
+    scope = _open(rec, name, estimator, note, outer, args[0] if args else kwargs.get("X"))
+    told = None
+    if name == "fit" and boosting.is_imported():
+        told = boosting.tell_rounds(rec, original, estimator, args, kwargs)
     _here.running = estimator
     try:
         if told is None:
@@ -129,13 +137,19 @@ def _in_scope(  # noqa: PLR0913, PLR0917 - a call, taken apart
     return result
 
 
-def _open(
-    rec: Recorder, name: str, estimator: Foreign, outer: object, data: object
+def _open(  # noqa: PLR0913, PLR0917 - a call, taken apart
+    rec: Recorder,
+    name: str,
+    estimator: Foreign,
+    note: Note | None,
+    outer: object,
+    data: object,
 ) -> BaseScope | None:
     try:
-        note = notes.of(estimator)
         attrs: dict[str, Any] = {semconv.ESTIMATOR: type(estimator).__name__}
-        step = _step(note, estimator, outer)
+        step = None if note is None else note.step
+        if step is None and outer is not None:
+            step = _step(estimator, outer)
         if step is not None:
             attrs[semconv.ESTIMATOR_STEP] = step
         samples = _samples(data)
@@ -147,18 +161,27 @@ def _open(
             scope.__enter__()
         else:
             scope.open(parent=RemoteScope(rec, place))
+        state = getattr(estimator, "__dict__", {})
+        jobs = state.get("n_jobs", 1)
+        if jobs != 1 and (jobs is not None or any(one in state for one in _PARTS)):
+            _lend(state, scope)
     except Exception as error:  # noqa: BLE001 - see _guard
         rec.guard.swallow("sklearn", error)
         return None
     return scope
 
 
-def _step(note: Note | None, estimator: object, outer: object) -> str | None:
-    """The estimator's name in what it is a part of: noted, or found where it runs."""
-    if note is not None and note.step is not None:
-        return note.step
-    if outer is None:
-        return None
+def _lend(state: dict[str, Any], scope: BaseScope) -> None:
+    """The parts of an estimator may be called by other threads and processes, in its name."""
+    for value in state.values():
+        for one in value if type(value) in (list, tuple) and len(value) <= _MAX_PARTS else (value,):
+            part = one[1] if type(one) is tuple and len(one) > 1 else one
+            if notes.of(part) is not None:
+                asked_for(part, scope)
+
+
+def _step(estimator: object, outer: object) -> str | None:
+    """The estimator's name in what it runs as a part of."""
     for place in _PARTS:
         parts = getattr(outer, "__dict__", {}).get(place)
         if isinstance(parts, (list, tuple)):
@@ -172,7 +195,10 @@ def _samples(data: object) -> int | None:
     """How many rows, where that is known without asking for anything."""
     if type(data) in (list, tuple):
         return len(data)  # type: ignore[arg-type]
-    shape = getattr(data, "shape", None)
+    try:
+        shape = getattr(data, "shape", None)
+    except Exception:  # noqa: BLE001 - data of the program's own kind
+        return None
     if type(shape) is tuple and shape and type(shape[0]) is int:
         return shape[0]
     return None

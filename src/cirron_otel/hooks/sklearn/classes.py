@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-import types
 import weakref
+from abc import ABCMeta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from cirron_otel import recorder
 from cirron_otel._guard import logger
 from cirron_otel.hooks.sklearn.calls import methods_of, recorded
-from cirron_otel.hooks.sklearn.notes import Place, cloned, notes, packed, unpacked
+from cirron_otel.hooks.sklearn.notes import Note, Place, cloned, packed, unpacked
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -97,11 +97,15 @@ def _make(kind: type) -> type:
         "__sklearn_clone__": _sklearn_clone,
         "__reduce_ex__": _reduce_ex,
     }
-    made = types.new_class(kind.__name__, (_Quiet, kind), exec_body=lambda ns: ns.update(namespace))
+    # Past a metaclass of the user's, for the same reason: one that keeps a list of its classes
+    # would have this one in the place of theirs.
+    meta: Any = type(kind)
+    usual: Any = ABCMeta if issubclass(meta, ABCMeta) else type
+    made: type = usual.__new__(meta, kind.__name__, (_Quiet, kind), namespace)
     # The user's class alone: some, such as XGBoost's, go from class to class by the first base.
     made.__bases__ = (kind,)
     for name, found in methods_of(kind, own=False):
-        method = recorded(name, found, before=unshare)
+        method = recorded(name, found, unshare=unshare)
         if method is not found:
             setattr(made, name, method)
     return made
@@ -115,14 +119,11 @@ def remade(note: tuple[str | None, Place | None], make: Callable[..., Any], *arg
     return made
 
 
-def unshare(estimator: object) -> None:
+def unshare(estimator: object, note: Note) -> None:
     """What a wrapped estimator was made with becomes its own before it learns anything new.
 
     Until then it shares it with the user's estimator, which must not change with it.
     """
-    note = notes.of(estimator)
-    if note is None or not note.shares:
-        return
     note.shares = False
     try:
         given = estimator.get_params(deep=False)  # type: ignore[attr-defined]

@@ -17,7 +17,7 @@ from cirron_otel.scope_base import BaseScope, carried, current_scope
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
 
-#: Where a clone was made, as a pickle carries it: run, session, and the scope of that moment.
+#: Where a copy was asked for, as a pickle carries it: run, session, and the scope of that moment.
 Place = dict[str, Any]
 
 
@@ -29,7 +29,7 @@ class Note:
     def __init__(self, step: str | None = None, place: Place | None = None) -> None:
         #: Its name in the pipeline or column transformer that it is a part of.
         self.step = step
-        #: The scope it was cloned in, and the thread that did it.
+        #: The scope in which a copy of it was asked for, or it itself, and the thread that did it.
         self.origin: BaseScope | None = None
         self.thread = 0
         #: What it brought from the process that it was cloned in.
@@ -64,32 +64,55 @@ class _Notes:
 notes = _Notes()
 
 
+def asked_for(estimator: object, scope: BaseScope) -> None:
+    """What this estimator does on another thread or in another process belongs to ``scope``."""
+    note = notes.of(estimator)
+    if note is None:
+        note = Note()
+        notes.keep(estimator, note)
+    note.origin, note.thread = scope, get_ident()
+
+
 def cloned(original: object, clone: object) -> None:
-    """A clone has the name of what it was cloned from, and belongs where it was made."""
+    """A clone has the name of what it was cloned from, and belongs where it was asked for."""
     if clone is original:
         return
     known = notes.of(original)
-    note = Note(None if known is None else known.step)
-    rec = recorder._current  # noqa: SLF001
-    if rec is not None and rec.active:
-        here = current_scope(rec, get_current())
-        if here is not None and here is not rec.session:
-            note.origin, note.thread = here, get_ident()
+    note = Note() if known is None else Note(known.step, known.place)
     notes.keep(clone, note)
+    rec = recorder._current  # noqa: SLF001
+    here = current_scope(rec, get_current()) if rec is not None and rec.active else None
+    if rec is None or here is None:
+        return
+    asked = here is not rec.session and here.thread_id == get_ident()
+    if not asked and known is not None and known.origin is not None and known.origin.is_open:
+        # joblib begins with clones that it makes where it was called, and makes the later ones on a
+        # thread that may be older than the call.
+        note.origin, note.thread = known.origin, known.thread
+    elif here is not rec.session:
+        asked_for(clone, here)
+        if asked:
+            asked_for(original, here)
 
 
 def packed(estimator: object) -> tuple[str | None, Place | None]:
     """The note as a pickle takes it along.
 
-    What another thread pickles than the one that made the clone is on its way to a worker, whose
-    scopes belong where the clone was made. In all other pickles that is nobody's business: joblib's
-    cache goes by their bytes.
+    What another thread pickles than the one that asked for it is on its way to a worker, whose
+    scopes belong where that was. In all other pickles that is nobody's business: joblib's cache
+    goes by their bytes.
     """
     note = notes.of(estimator)
     if note is None:
         return None, None
     rec, origin = recorder._current, note.origin  # noqa: SLF001
-    if origin is None or note.thread == get_ident() or rec is None or rec.session is None:
+    if (
+        origin is None
+        or not origin.is_open
+        or note.thread == get_ident()
+        or rec is None
+        or rec.session is None
+    ):
         return note.step, None
     return note.step, {"run": rec.run_id, "session": rec.session.id, "scope": carried(origin)}
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-from typing import Any, TypeVar
+import types
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cirron_otel._guard import logger
 from cirron_otel.hooks.recording import Foreign
 from cirron_otel.hooks.sklearn.classes import is_recorded, recorded_class
 from cirron_otel.hooks.sklearn.notes import Note, notes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 _T = TypeVar("_T")
 _MAX_ITEMS = 1000
@@ -106,7 +111,18 @@ def _shallow(estimator: Foreign) -> Foreign:
     if kind.__new__ is object.__new__ and not hasattr(kind, "__copy__"):
         made = object.__new__(kind)
         vars(made).update(vars(estimator))
+        for slot in _slots(kind):
+            with contextlib.suppress(AttributeError):  # nothing is in it yet
+                slot.__set__(made, slot.__get__(estimator))
     else:
         made = copy.copy(estimator)
     made.__class__ = recorded_class(kind)
     return made
+
+
+def _slots(kind: type) -> Iterator[types.MemberDescriptorType]:
+    """What holds the attributes of an instance that are not in its ``__dict__``."""
+    for one in kind.__mro__:
+        for found in vars(one).values():
+            if isinstance(found, types.MemberDescriptorType):
+                yield found

@@ -162,15 +162,17 @@ class TransformersHook:
             control: Theirs,
             **kwargs: Any,
         ) -> Theirs:
-            loop = active_loop(self._rec) if self._active else None
+            before, after = BEFORE_EVENTS.get(event), AFTER_EVENTS.get(event)
+            known = self._active and (before is not None or after is not None)
+            loop = active_loop(self._rec) if known else None
             if not isinstance(loop, TrainerLoop) or not loop.is_told_by(handler):
                 return original(handler, event, args, state, control, **kwargs)
             told = Event(handler, args, state, kwargs)
-            if event in BEFORE_EVENTS:
-                self._guarded(event, BEFORE_EVENTS[event], loop, told)
+            if before is not None:
+                self._guarded(event, before, loop, told)
             result = original(handler, event, args, state, control, **kwargs)
-            if event in AFTER_EVENTS:
-                self._guarded(event, AFTER_EVENTS[event], loop, told)
+            if after is not None:
+                self._guarded(event, after, loop, told)
             return result
 
         return call_event

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from cirron_otel import semconv
 from cirron_otel.findings import Finding, report
+from cirron_otel.hooks.recording import mark
 from cirron_otel.values import Deferred, MarkValue, UnsupportedValueError, mark_value
 
 if TYPE_CHECKING:
@@ -177,4 +178,4 @@ def mark_loss(rec: Recorder, value: object, kind: str = "point") -> None:
     if isinstance(value, MarkValue):
         value = _number(value)
     if value is not None:
-        rec.mark(semconv.LOSS, value, kind, {})
+        mark(rec, semconv.LOSS, value, kind)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cirron_otel import semconv
 from cirron_otel.context import get_current
 from cirron_otel.driven import DrivenLoop
-from cirron_otel.hooks.recording import is_number
+from cirron_otel.hooks.recording import is_number, mark
 from cirron_otel.hooks.transformers.losses import Losses, mark_loss
 from cirron_otel.scope_base import BaseScope, current_scope
 
@@ -157,8 +157,8 @@ class TrainerLoop(DrivenLoop):
         ]
         shapes = [tuple(getattr(one, "shape", ())) for one in inputs]
         if shapes and all(shapes):
-            self.rec.mark(semconv.TOKENS, sum(map(math.prod, shapes)), "point", {})
-            self.rec.mark(semconv.SAMPLES, sum(shape[0] for shape in shapes), "point", {})
+            mark(self.rec, semconv.TOKENS, sum(map(math.prod, shapes)))
+            mark(self.rec, semconv.SAMPLES, sum(shape[0] for shape in shapes))
 
     def step_begins(self, event: Event) -> None:
         """The forward of the first micro-batch is next."""
@@ -166,7 +166,7 @@ class TrainerLoop(DrivenLoop):
             self.begin_step(iteration=int(event.state.global_step))
         groups = getattr(getattr(self._trainer(), "optimizer", None), "param_groups", None)
         if groups:
-            self.rec.mark(semconv.LEARNING_RATE, groups[0]["lr"], "point", {})
+            mark(self.rec, semconv.LEARNING_RATE, groups[0]["lr"])
 
     def micro_batch_begins(self, _trainer: Theirs) -> None:
         """Forward and backward of one micro-batch."""
