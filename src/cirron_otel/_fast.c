@@ -106,6 +106,7 @@ typedef struct {
     PyObject_HEAD
     char active, busy, detour, shows_marks;
     double overhead_ns;
+    Py_ssize_t headroom;
     PyObject *clock, *span_ids, *mark_ids, *open, *append_span, *append_mark, *pid, *rank,
         *span_rows, *mark_rows, *quick_kind;
 } Recorder;
@@ -123,6 +124,7 @@ static PyMemberDef recorder_members[] = {
     {"active", T_BOOL, offsetof(Recorder, active), 0, NULL},
     {"quick_kind", T_OBJECT, offsetof(Recorder, quick_kind), 0, NULL},
     {"overhead_ns", T_DOUBLE, offsetof(Recorder, overhead_ns), 0, NULL},
+    {"headroom", T_PYSSIZET, offsetof(Recorder, headroom), 0, NULL},
     OBJECT(clock),
     OBJECT(span_ids),
     OBJECT(mark_ids),
@@ -896,9 +898,14 @@ put_hex(char *to, unsigned long long number)
         x = ((x & 0x00f000f000f000f0ull) << 4) | (x & 0x000f000f000f000full);
         more_than_nine = ((x + 0x0606060606060606ull) >> 4) & 0x0101010101010101ull;
         x += 0x3030303030303030ull + more_than_nine * ('a' - '0' - 10);
+#if defined(__BYTE_ORDER__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+        x = __builtin_bswap64(x);
+        memcpy(to + at, &x, 8);
+#else
         for (int i = 0; i < 8; i++) {
             to[at + i] = (char)(x >> (56 - 8 * i));
         }
+#endif
     }
 }
 

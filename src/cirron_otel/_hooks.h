@@ -7,15 +7,18 @@
 
 static PyObject *s_training, *s_name,
     *s_optimizer, *s_run, *s_note, *s_here, *s_fetching, *s_owner, *s_dict, *s_fetched,
-    *s_counters, *s_iteration, *s_headroom, *s_step, *s_data_load, *s_add_closed, *s_open_slowly,
+    *s_counters, *s_iteration, *s_step, *s_data_load, *s_add_closed, *s_open_slowly,
     *s_evaluation, *s_mode, *s_train, *s_eval, *s_qualname;
 
 /* What this thread is in the middle of. The pointers are compared, never followed. */
 static _Thread_local struct {
     int depth, in_backward, seen_learning;
     void *stepping, *seen;
-    unsigned long seen_by, seen_at;
+    unsigned long seen_by, seen_at, thread;
 } here;
+
+/* Threads are numbered, too: their identifiers come again. */
+static unsigned long threads_seen;
 
 /* Hooks are numbered, and modules that were told of and have gone are counted: an address may come
    again. */
@@ -557,13 +560,14 @@ typedef struct {
     PyObject_HEAD
     char explicit;
     int state;
+    unsigned long thread; /* whose loops' attributes `mine` are; 0: nobody's yet */
     Py_ssize_t count;
-    PyObject *loops, *recorder, *kind, *stage, *step, *epoch, *place;
+    PyObject *loops, *recorder, *kind, *stage, *step, *epoch, *place, *mine;
 } Pass;
 
-#define EACH_PASS_OBJECT(DO)                                                                            \
+#define EACH_PASS_OBJECT(DO)                                                                       \
     DO(self->loops); DO(self->recorder); DO(self->kind); DO(self->stage); DO(self->step);          \
-    DO(self->epoch); DO(self->place)
+    DO(self->epoch); DO(self->place); DO(self->mine)
 
 #define OBJECT(name, field) {name, T_OBJECT, offsetof(Pass, field), 0, NULL}
 static PyMemberDef pass_members[] = {
@@ -620,29 +624,65 @@ is_current(PyObject *scope)
     return answer;
 }
 
-/* Takes the next number out of `where[key]` or attribute `key` of it: new reference. */
+/* Takes the next number out of `where[key]`, the first being 0: new reference. */
 static PyObject *
 take_number(PyObject *where, PyObject *key)
 {
-    int in_dict = PyDict_CheckExact(where);
-    PyObject *number = in_dict ? PyDict_GetItemWithError(where, key) : PyObject_GetAttr(where, key);
-    if (number == NULL) {
-        if (!in_dict || PyErr_Occurred()) {
-            return NULL;
-        }
-        number = PyLong_FromLong(0);
-    } else if (in_dict) {
+    PyObject *number = PyDict_GetItemWithError(where, key), *next = NULL;
+    if (number != NULL) {
         Py_INCREF(number);
+    } else if (PyErr_Occurred() || (number = PyLong_FromLong(0)) == NULL) {
+        return NULL;
     }
     PyObject *one = PyLong_FromLong(1);
-    PyObject *next = number == NULL || one == NULL ? NULL : PyNumber_Add(number, one);
+    next = one == NULL ? NULL : PyNumber_Add(number, one);
     Py_XDECREF(one);
-    if (next == NULL || (in_dict ? PyDict_SetItem(where, key, next)
-                                 : PyObject_SetAttr(where, key, next)) < 0) {
+    if (next == NULL || PyDict_SetItem(where, key, next) < 0) {
         Py_CLEAR(number);
     }
     Py_XDECREF(next);
     return number;
+}
+
+/* As take_number, out of the attributes of an object that keeps them in its dict. */
+static PyObject *
+take_attribute(PyObject *object, PyObject *key)
+{
+    PyObject *number = NULL, *attributes = PyObject_GenericGetDict(object, NULL);
+    if (attributes != NULL) {
+        number = take_number(attributes, key);
+        Py_DECREF(attributes);
+    }
+    return number;
+}
+
+/* The attributes of this thread's loops, kept by the pass: borrowed; NULL: error. To ask for them is
+   to look for the thread, in a dozen places; in a forked child nothing goes the short way. */
+static PyObject *
+mine_of(Pass *pass)
+{
+    if (here.thread == 0) {
+        here.thread = ++threads_seen;
+    }
+    if (pass->mine == NULL || pass->thread != here.thread) {
+        PyObject *local = pass->loops == NULL ? NULL : PyObject_GetAttr(pass->loops, s_here);
+        PyObject *mine = local == NULL ? NULL : PyObject_GetAttr(local, s_dict);
+        Py_XDECREF(local);
+        if (mine == NULL) {
+            if (!PyErr_Occurred()) {
+                PyErr_SetObject(PyExc_AttributeError, s_here);
+            }
+            return NULL;
+        }
+        if (!PyDict_CheckExact(mine)) {
+            PyErr_SetString(PyExc_TypeError, "the attributes of a thread are a dict");
+            Py_DECREF(mine);
+            return NULL;
+        }
+        put(&pass->mine, mine);
+        pass->thread = here.thread;
+    }
+    return pass->mine;
 }
 
 /* What `name` is for this thread's loops, whose attributes are `mine`: borrowed. */
@@ -669,13 +709,13 @@ add_data_load(Scope *step, PyObject *start, PyObject *end)
 }
 
 /* Pass.fetched for a pass that is under way, in its place. 1: done, 0: not the short way, nothing
-   has happened, -1: error. `mine` as from pass_of, or NULL. */
+   has happened, -1: error. */
 static int
-fetched_here(Pass *self, PyObject *mine, PyObject *start, PyObject *end)
+fetched_here(Pass *self, PyObject *start, PyObject *end)
 {
     Recorder *rec = usable(self->recorder);
-    PyObject *index = NULL, *iteration = NULL, *attrs = NULL, *step = NULL, *headroom = NULL,
-        *owner = NULL, *counters = NULL, *local = NULL, *done = NULL;
+    PyObject *index = NULL, *iteration = NULL, *attrs = NULL, *step = NULL, *counters = NULL,
+        *done = NULL;
     int result = -1, training;
 
     if (rec == NULL || rec->busy || self->state != OPEN || self->place == NULL
@@ -694,20 +734,8 @@ fetched_here(Pass *self, PyObject *mine, PyObject *start, PyObject *end)
         index = PyLong_FromSsize_t(self->count);
         iteration = more(Py_None);
     } else {
-        if (mine != NULL) {
-            Py_INCREF(mine);
-        } else if ((local = PyObject_GetAttr(self->loops, s_here)) == NULL
-                   || (mine = PyObject_GetAttr(local, s_dict)) == NULL) {
-            goto done;
-        }
-        if (!PyDict_CheckExact(mine)) {
-            Py_CLEAR(mine);
-            result = 0;
-            goto done;
-        }
-        owner = of_thread(mine, s_owner);
-        Py_XINCREF(owner);
-        Py_CLEAR(mine);
+        PyObject *mine = mine_of(self);
+        PyObject *owner = mine == NULL ? NULL : of_thread(mine, s_owner);
         if (owner == NULL) {
             goto done;
         }
@@ -725,17 +753,13 @@ fetched_here(Pass *self, PyObject *mine, PyObject *start, PyObject *end)
             goto done;
         }
         if ((index = take_number(counters, s_step)) != NULL) {
-            iteration = take_number(self->loops, s_iteration);
+            iteration = take_attribute(self->loops, s_iteration);
         }
     }
-    if (index == NULL || iteration == NULL || (attrs = PyDict_New()) == NULL
-        || (headroom = PyObject_GetAttr((PyObject *)rec, s_headroom)) == NULL) {
+    if (index == NULL || iteration == NULL || (attrs = PyDict_New()) == NULL) {
         goto done;
     }
-    double reserve = PyFloat_AsDouble(headroom);
-    if (reserve == -1.0 && PyErr_Occurred()) {
-        goto done;
-    }
+    double reserve = (double)rec->headroom;
     self->count++;
     step = new_scope(self->kind, (PyObject *)rec, s_step, index, attrs);
     if (step == NULL || !is_a(step, &ScopeType, &seen_scope)) {
@@ -763,13 +787,10 @@ fetched_here(Pass *self, PyObject *mine, PyObject *start, PyObject *end)
 done:
     Py_XDECREF(done);
     Py_XDECREF(step);
-    Py_XDECREF(headroom);
     Py_XDECREF(attrs);
     Py_XDECREF(iteration);
     Py_XDECREF(index);
     Py_XDECREF(counters);
-    Py_XDECREF(owner);
-    Py_XDECREF(local);
     Py_DECREF(rec);
     Py_DECREF(self);
     return result;
@@ -782,7 +803,7 @@ pass_fetched_here(Pass *self, PyObject *const *args, Py_ssize_t count)
         PyErr_SetString(PyExc_TypeError, "fetched_here takes start_ns and end_ns");
         return NULL;
     }
-    int done = fetched_here(self, NULL, args[0], args[1]);
+    int done = fetched_here(self, args[0], args[1]);
     return done < 0 ? NULL : PyBool_FromLong(done);
 }
 
@@ -848,17 +869,16 @@ fetch_dealloc(Fetch *self)
 }
 
 /* The pass of the iterator if the fetch may go the short way, new reference; else NULL, without
-   error. `*mine` are the attributes of the thread's loops, new reference too: a look at each of them
-   by itself would be a look for the thread first. */
+   error. `*mine` are the attributes of the thread's loops, new reference too. */
 static Pass *
 pass_of(Fetch *self, PyObject *iterator, PyObject **mine)
 {
     Hook *hook = self->hook;
     Recorder *rec = hook == NULL || !hook->active ? NULL : usable(hook->rec);
-    PyObject *dict = NULL, *local = NULL, *fetching;
+    PyObject *dict = NULL, *fetching;
     Pass *pass = NULL;
     if (rec == NULL || rec->busy || self->key == NULL
-        || (dict = PyObject_GetAttr(iterator, s_dict)) == NULL || !PyDict_CheckExact(dict)) {
+        || (dict = PyObject_GenericGetDict(iterator, NULL)) == NULL || !PyDict_CheckExact(dict)) {
         goto done;
     }
     PyObject *found = PyDict_GetItemWithError(dict, self->key);
@@ -867,18 +887,17 @@ pass_of(Fetch *self, PyObject *iterator, PyObject **mine)
     }
     Pass *candidate = (Pass *)found;
     if (candidate->state != OPEN || candidate->explicit || candidate->recorder != (PyObject *)rec
-        || candidate->loops == NULL
-        || (local = PyObject_GetAttr(candidate->loops, s_here)) == NULL
-        || (*mine = PyObject_GetAttr(local, s_dict)) == NULL || !PyDict_CheckExact(*mine)
+        || (*mine = mine_of(candidate)) == NULL
         || (fetching = of_thread(*mine, s_fetching)) == NULL) {
+        *mine = NULL;
         goto done;
     }
+    Py_INCREF(*mine);
     if (PyLong_CheckExact(fetching) && PyLong_AsLong(fetching) == 0) {
         pass = (Pass *)more(found);
     }
 done:
     PyErr_Clear(); /* the general way will meet it again, and say so */
-    Py_XDECREF(local);
     Py_XDECREF(dict);
     return pass;
 }
@@ -941,7 +960,7 @@ fetch_vectorcall(Fetch *self, PyObject *const *args, size_t given, PyObject *nam
             done = PyObject_CallFunctionObjArgs(self->ended, (PyObject *)pass, start, end, error,
                                                 NULL);
         } else {
-            int recorded = fetched_here(pass, mine, start, end);
+            int recorded = fetched_here(pass, start, end);
             done = recorded == 0
                 ? PyObject_CallMethodObjArgs((PyObject *)pass, s_fetched, start, end, NULL)
                 : recorded < 0 ? NULL : more(Py_None);
@@ -1013,7 +1032,7 @@ add_hooks(PyObject *made)
         {&s_optimizer, "optimizer"}, {&s_run, "run"}, {&s_note, "note"}, {&s_here, "here"},
         {&s_fetching, "fetching"}, {&s_owner, "owner"}, {&s_dict, "__dict__"},
         {&s_fetched, "fetched"}, {&s_counters, "counters"}, {&s_iteration, "iteration"},
-        {&s_headroom, "headroom"}, {&s_step, "step"}, {&s_data_load, "data_load"},
+        {&s_step, "step"}, {&s_data_load, "data_load"},
         {&s_add_closed, "add_closed"}, {&s_open_slowly, "open_slowly"},
         {&s_evaluation, "evaluation"}, {&s_mode, "mode"}, {&s_train, "train"}, {&s_eval, "eval"},
         {&s_qualname, "__qualname__"},

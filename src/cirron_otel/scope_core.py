@@ -56,6 +56,8 @@ class RecorderCore:
     shows_marks: bool
     #: Sampled cost of recording one scope.
     overhead_ns: float
+    #: Spans kept free in a trace when a loop opens a scope in it.
+    headroom: int
     clock: Any
     #: Ids drawn in advance, used from the end.
     span_ids: list[str]

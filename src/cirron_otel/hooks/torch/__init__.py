@@ -24,6 +24,7 @@ from cirron_otel.hooks.torch.loader import Loaders
 from cirron_otel.hooks.torch.monitoring import Monitoring
 from cirron_otel.hooks.torch.optimizer import Steps
 from cirron_otel.hooks.torch.phases import Phases
+from cirron_otel.hooks.torch.startup import StartupParts
 from cirron_otel.hooks.torch.waits import CollectiveWaits
 from cirron_otel.values import capture_gate
 
@@ -51,6 +52,7 @@ class TorchHook:
         self._monitoring = Monitoring(rec, self._phases)
         self._compiles = Compiles(rec)
         self._checkpoints = Checkpoints(self._phases, self._patches)
+        self._startup = StartupParts(rec)
 
     def instrument(self) -> None:
         """Patch torch; what was patched stays consistent when a later part fails."""
@@ -66,6 +68,7 @@ class TorchHook:
             self._steps.patch()
             Loaders(phases).patch(patches)
             self._checkpoints.patch()
+            self._startup.patch(patches)
             if phases.timer is not None:
                 phases.timer.patch(patches, torch.cuda.CUDAGraph)
         except BaseException:
@@ -84,6 +87,7 @@ class TorchHook:
         """Put torch back. Functions that somebody else has wrapped meanwhile do nothing."""
         self._monitoring.end()
         self._compiles.end()
+        self._startup.remove()
         self._phases.active = False
         if self._gradients is not None:
             self._gradients.remove()
