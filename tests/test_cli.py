@@ -108,6 +108,10 @@ def test_the_spool_may_be_named_in_every_way(tmp_path: Path) -> None:
     expected = run("traces", "list", "--spool", root).out
     assert hex32("session")[:12] in expected
     assert run("traces", "list", "--spool", root / "spool").out == expected
+    assert run("traces", "list", "--dir", tmp_path).out == expected
+    assert run("spool", "inspect", "--spool", tmp_path).out == run(
+        "spool", "inspect", "--dir", root
+    ).out  # fmt: skip
     assert run("traces", "list", CIRRON_OUTPUT_DIR=str(root)).out == expected
     here = subprocess.run(
         [*COMMAND, "traces", "list"], cwd=tmp_path, capture_output=True, check=True, timeout=60,
@@ -115,6 +119,29 @@ def test_the_spool_may_be_named_in_every_way(tmp_path: Path) -> None:
              "PYTHONPATH": os.pathsep.join(str(Path(p).resolve()) for p in sys.path if p)},
     )  # fmt: skip
     assert here.stdout.decode() == expected
+
+
+@pytest.mark.parametrize("command", [("traces", "list"), ("runs",), ("spool", "inspect")])
+def test_what_cannot_be_read_is_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """A link that leads round in a circle, as a directory without permission: no traceback."""
+    (tmp_path / "spool").symlink_to("spool")
+    done = run(*command, "--spool", tmp_path)
+    assert done.status == 1
+    assert done.out == ""
+    assert done.err.startswith("error: ")
+    assert done.err.count("\n") == 1
+
+
+def test_more_of_a_kind_is_said_in_words_that_there_are(tmp_path: Path) -> None:
+    """Steps and batches have a plural; routes, and names that are one, stay as they are."""
+    write = Writer(tmp_path)
+    rows = [span("s", "cirron.session", None, 0, 900)]
+    for kind in ("step", "batch", "GET /items", "embeddings"):
+        rows += [span(f"{kind}{i}", kind, "s", 10 * i, 10 * i + 5) for i in range(9)]
+    write.batch(1000, rows, open=[])
+    shown = run("traces", "view", "--spool", tmp_path).out
+    kinds = re.findall(r"more (.*?)  ", shown)
+    assert sorted(kinds) == ["GET /items", "batches", "embeddings", "steps"]
 
 
 def test_list_shows_every_kind_of_session(tmp_path: Path) -> None:

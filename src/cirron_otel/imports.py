@@ -1,4 +1,4 @@
-"""Which libraries can be imported, and who is to be told when one has been.
+"""Which libraries can be imported, who is to be told when one has been, and keeping out of some.
 
 wrapt's hooks cannot be taken back, so one that held a recording would keep it for ever: there is
 one hook for each module and process, and it knows whom to tell by weak references.
@@ -6,12 +6,13 @@ one hook for each module and process, and it knows whom to tell by weak referenc
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 
 import wrapt
@@ -75,3 +76,17 @@ def _tell(module: ModuleType) -> None:
         told = one()
         if told is not None:
             told(module)
+
+
+@contextlib.contextmanager
+def untraced() -> Iterator[None]:
+    """Inside, OpenTelemetry's instrumentations of libraries make no spans, on this thread.
+
+    What is not loaded needs no asking: without an instrumentation there is nothing to suppress.
+    """
+    utils = sys.modules.get("opentelemetry.instrumentation.utils")
+    if utils is None:
+        yield
+    else:
+        with utils.suppress_instrumentation():
+            yield

@@ -18,7 +18,8 @@ from cirron_otel.batch import MarkRecord, SpanRecord
 from cirron_otel.batching import Batcher, Sealed, envelope
 from cirron_otel.core import RowBuffer
 from cirron_otel.errors import SpoolError
-from cirron_otel.flush_thread import FlushThread
+from cirron_otel.flush_thread import THREAD_NAME, FlushThread
+from cirron_otel.heartbeats import Heartbeats
 from cirron_otel.recovery import WriterLock, recover
 from cirron_otel.sinks.lines import sinks
 from cirron_otel.spool import Spool
@@ -55,7 +56,7 @@ class SpoolWriter:
         self.flushes = FlushThread(settings.flush_interval, self._flush, rec.guard)
         self.batcher = Batcher(rec.clock, rec.guard, {}, rec.sdk_version)
         self.batcher.wake = self.flushes.ring
-        self.batcher.sinks = sinks(settings.output)
+        self.batcher.sinks = sinks(settings.output, THREAD_NAME)
         if RowBuffer is not None and not self.batcher.sinks:  # those want rows, not text
             self.batcher.take_text(RowBuffer)
         self._keeps_files = "spool" in settings.output
@@ -63,6 +64,7 @@ class SpoolWriter:
         self._marks: deque[tuple[MarkRecord, Deferred]] = deque()
         self._spans: deque[tuple[SpanRecord, Deferred]] = deque()
         self._announced: tuple[str, ...] = ()
+        self._heartbeats = Heartbeats(rec)
         self._lock: WriterLock | None = None
         self._prepared = False
         #: Who looks at the batches that were written; on the flush thread.
@@ -162,6 +164,7 @@ class SpoolWriter:
         # The open scopes are taken before the rows: what ends in between is then in both, and a
         # reader lets the closed row win. The other way round it could be in neither.
         scopes = list(rec.open.values())
+        self._tell(self._heartbeats.tick, scopes)
         if self.batcher.disk_refuses:
             self._write()
         if self.batcher.disk_refuses:
@@ -170,14 +173,14 @@ class SpoolWriter:
         names = tuple(scope.id for scope in scopes)
         if names != self._announced:
             open_rows = [row for scope in scopes if (row := _open_row(scope)) is not None]
-            self._step_back()
+            self.step_back()
         if open_rows is not None and self.batcher.is_large:
             # Several batches will be written: the parents are announced before their children.
             self.batcher.announce(open_rows)
             if self._write():
                 self._announced, open_rows = names, None
         self._encode()
-        self._step_back()
+        self.step_back()
         self.batcher.seal(open_rows)
         if self._write():
             self._announced = names
@@ -201,11 +204,11 @@ class SpoolWriter:
         encode_slice = self.batcher.slices()
         while (encoded := encode_slice()) is not None:
             if encoded:
-                self._step_back()
+                self.step_back()
             if len(self.batcher.sealed) > 1:
                 self._write()
 
-    def _step_back(self) -> None:
+    def step_back(self) -> None:
         """Let the other threads go first: what runs here in one go is what they wait for."""
         if not self.ending and not self.flushes.waited_for:
             time.sleep(_YIELD_S)

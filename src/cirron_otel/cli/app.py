@@ -87,4 +87,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # flushes once more at exit: into nothing.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _FAILED
+    except OSError as exc:
+        # A directory that may not be read, a disk that is full: nobody is helped by our stack.
+        if exc.filename is None:
+            raise
+        click.echo(f"error: {exc.filename}: {exc.strerror or exc}", err=True)
+        return _FAILED
     return status if isinstance(status, int) else 0

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
-import textwrap
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +29,7 @@ class Paper:
         """Look at standard output as it is now."""
         out = sys.stdout
         self.is_terminal = out.isatty()
-        self.columns = max(shutil.get_terminal_size().columns, _LEAST) if self.is_terminal else None
+        self.columns = max(_columns(), _LEAST) if self.is_terminal else None
         self._color = (
             self.is_terminal
             and not os.environ.get("NO_COLOR")
@@ -66,14 +64,14 @@ class Paper:
             self.line((head.rstrip(), style), cut=True)
             head, style, indent = "    ", "", 4
         width = max(self.columns - indent, _LEAST - indent, 8)
-        broken = textwrap.wrap(text, width, break_on_hyphens=False) or [""]
+        broken = _wrapped(text, width, break_on_hyphens=False) or [""]
         self.line((head, style), broken[0])
         for more in broken[1:]:
             self.line(" " * indent + more)
 
     def paragraph(self, text: str, style: str = "") -> None:
         """Print a sentence, broken at the edge of a terminal."""
-        lines = [text] if self.columns is None else textwrap.wrap(text, self.columns)
+        lines = [text] if self.columns is None else _wrapped(text, self.columns)
         for line in lines:
             self.line((line, style))
 
@@ -145,6 +143,21 @@ class Paper:
             "bold": {"bold": True},
         }
         return click.style(text, **styles[style])
+
+
+# Only a terminal needs these two, and a command in a script should not wait for them.
+
+
+def _columns() -> int:
+    import shutil  # noqa: PLC0415
+
+    return shutil.get_terminal_size().columns
+
+
+def _wrapped(text: str, width: int, *, break_on_hyphens: bool = True) -> list[str]:
+    import textwrap  # noqa: PLC0415
+
+    return textwrap.wrap(text, width, break_on_hyphens=break_on_hyphens)
 
 
 def _fitting(text: str, columns: int, dots: str) -> str:

@@ -21,6 +21,7 @@ _OLDEST, _NEWEST = 3, 17
 
 _dir_option = click.option(
     "--dir",
+    "--spool",
     "directory",
     metavar="DIR",
     help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",

@@ -15,7 +15,13 @@ _POLL_S = 1.0
 
 @click.command()
 @click.argument("log_dir", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--path", metavar="DIR", help="The output directory (default: .cirron).")
+@click.option(
+    "--path",
+    "--spool",
+    "--dir",
+    metavar="DIR",
+    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
+)
 @click.option("--follow", is_flag=True, help="Go on with what is recorded, until Ctrl-C.")
 def tensorboard(log_dir: Path, path: str | None, *, follow: bool) -> None:
     """Write recorded marks below LOG_DIR, as event files of TensorBoard.

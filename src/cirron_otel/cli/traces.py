@@ -113,7 +113,7 @@ def _short_ids(sessions: list[SessionInfo]) -> dict[str, str]:
     return {session_id: session_id[:count] for session_id in ids}
 
 
-@traces.command()
+@traces.command(short_help="Show a session as a tree, or the ranks of its run.")
 @click.argument("session_id", metavar="[SESSION]", required=False)
 @click.option("--session", "session_option", metavar="ID", help="A session's id, or its beginning.")
 @click.option("--last", type=click.IntRange(min=1), metavar="N", help="The newest N sessions [1].")
@@ -181,7 +181,7 @@ def view(  # noqa: PLR0913 - the options of a command
     _point_at_orphans(screen, index, chosen)
 
 
-@traces.command()
+@traces.command(short_help="Send a recorded session to an OTLP receiver.")
 @click.argument("session_id", metavar="[SESSION]", required=False)
 @click.option("--otlp", metavar="URL", help="The receiver [$OTEL_EXPORTER_OTLP_ENDPOINT].")
 @click.option("--session", "session_option", metavar="ID", help="A session's id, or its beginning.")

@@ -13,9 +13,10 @@ from cirron_otel.spool import Spool
 _DEFAULT = ".cirron"
 _VARIABLE = "CIRRON_OUTPUT_DIR"
 
-#: Of a command that reads one: to be given to :func:`find_spool`.
+#: Of a command that reads one: to be given to :func:`find_spool`. Either name will do.
 spool_option = click.option(
     "--spool",
+    "--dir",
     "directory",
     metavar="DIR",
     help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
@@ -23,15 +24,18 @@ spool_option = click.option(
 
 
 def find_spool(given: str | None, option: str) -> Spool:
-    """The spool of an output directory, named itself or by its ``spool`` folder.
+    """The spool of an output directory, named itself, by its ``spool`` folder, or by where it lies.
 
     Without a name: ``$CIRRON_OUTPUT_DIR``, else ``./.cirron``. Raises
     :class:`~cirron_otel.errors.SpoolError` when there is none, and says how to get one.
     """
     named = given or os.environ.get(_VARIABLE) or _DEFAULT
     root = Path(named).expanduser()
-    if not (root / "spool").is_dir() and root.name == "spool" and root.is_dir():
-        root = root.parent
+    if not (root / "spool").is_dir():
+        if root.name == "spool" and root.is_dir():
+            root = root.parent
+        elif (root / _DEFAULT / "spool").is_dir():
+            root /= _DEFAULT
     spool = Spool(root)
     if spool.directory.is_dir():
         return spool

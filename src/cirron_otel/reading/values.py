@@ -134,8 +134,10 @@ def width(shown: str) -> int:
 
 
 def plural(name: str, count: int) -> str:
-    """``step`` for one, ``steps`` for several."""
-    if count == 1 or not name[-1:].isalpha():
+    """``step`` for one, ``steps`` for several; ``GET /items`` and ``items`` stay as they are."""
+    if count == 1 or not name.replace("_", "").isalpha():
+        return name
+    if name.endswith("s") and not name.endswith("ss"):
         return name
     return name + ("es" if name.endswith(("s", "x", "tch", "sh")) else "s")
 

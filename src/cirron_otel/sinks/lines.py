@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Collection, Iterable
 
 from cirron_otel.batch import SpanRecord
+from cirron_otel.imports import untraced
 from cirron_otel.reading.values import duration, text
 
 logger = logging.getLogger("cirron_otel.trace")
@@ -18,9 +20,9 @@ logger = logging.getLogger("cirron_otel.trace")
 Sink = Callable[[Iterable[SpanRecord]], None]
 
 
-def sinks(outputs: Collection[str]) -> list[Sink]:
-    """The line sinks among ``outputs``."""
-    known: dict[str, Sink] = {"log": _log, "stdout": _print}
+def sinks(outputs: Collection[str], own_thread: str = "") -> list[Sink]:
+    """The line sinks among ``outputs``; ``own_thread`` is the name of the flush thread."""
+    known: dict[str, Sink] = {"log": _Log(own_thread), "stdout": _print}
     return [known[name] for name in outputs if name in known]
 
 
@@ -32,9 +34,23 @@ def line(row: SpanRecord) -> str:
     return f"[cirron] {text(label)}  {length}{attrs}"
 
 
-def _log(rows: Iterable[SpanRecord]) -> None:
-    for row in rows:
-        logger.info("%s", line(row))
+class _Log:
+    """Writes to the log, whose handlers are the user's, and may record things themselves.
+
+    On the flush thread there are only such scopes. They have no lines of their own, as each line
+    would make another scope, for ever.
+    """
+
+    def __init__(self, own_thread: str) -> None:
+        self._own_thread = own_thread
+
+    def __call__(self, rows: Iterable[SpanRecord]) -> None:
+        here = threading.current_thread()
+        mine = here.ident if here.name == self._own_thread else None
+        with untraced():
+            for row in rows:
+                if mine is None or row.thread_id != mine:
+                    logger.info("%s", line(row))
 
 
 def _print(rows: Iterable[SpanRecord]) -> None:
