@@ -24,10 +24,11 @@ HOT_PATH := tests/test_scopes.py tests/test_scope_decorators.py tests/test_scope
 	tests/test_marks.py tests/otel/test_contract.py tests/otel/test_joined.py \
 	tests/otel/test_windows.py \
 	tests/frameworks/test_torch_loops.py \
-	tests/serving/test_requests.py tests/serving/test_decorator.py tests/serving/test_streams.py
+	tests/serving/test_callers.py tests/serving/test_requests.py \
+	tests/serving/test_decorator.py tests/serving/test_streams.py
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-monitor test lint format chaos faults gpu-check bench bench-record bench-delivery bench-frameworks bench-inference bench-monitor bench-snapshots bench-check bench-stragglers bench-run soak-inference counterparts interop service clean
+.PHONY: help setup demo demo-monitor test lint format chaos faults gpu-check bench bench-record bench-delivery bench-drain bench-million bench-frameworks bench-inference bench-monitor bench-snapshots bench-check bench-stragglers bench-run soak-inference counterparts interop service clean
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1 \t\2/p' $(MAKEFILE_LIST) | expand -t 22
@@ -73,8 +74,8 @@ test-matrix: setup ## Test the hooks on the oldest and the newest version of eac
 faults: setup ## Put faults into trainings and train thirty healthy ones: the monitor must tell them apart
 	MONITOR_FAULTS=all $(BIN)/python -m pytest tests/monitor/test_faults.py
 
-gpu-check: setup ## Check what needs a CUDA device; exits with 2 where there is none
-	$(BIN)/python tests/gpu/check.py
+gpu-check: setup ## Check and measure what needs a CUDA device (GPU_CHECK='--out FILE'); exits with 2 where there is none
+	$(BIN)/python tests/gpu/check.py $(GPU_CHECK)
 
 bench: $(BENCH)/.stamp ## Measure against cirron-sdk and the OpenTelemetry SDK, in turn
 	$(BENCH)/bin/python benchmarks/run.py
@@ -84,6 +85,12 @@ bench-record: $(BENCH)/.stamp ## Measure the training record
 
 bench-delivery: $(BENCH)/.stamp ## Measure the delivery against the OpenTelemetry SDK's own
 	$(BENCH)/bin/python benchmarks/delivery.py
+
+bench-drain: $(BENCH)/.stamp ## Send a queue of 1 GB: memory stays bounded, nothing is missing
+	$(BENCH)/bin/python benchmarks/delivery.py --only drain --check
+
+bench-million: $(BENCH)/.stamp ## Record and send a million steps: nothing is missing, no trace is too large
+	$(BENCH)/bin/python benchmarks/delivery.py --only million --check
 
 bench-frameworks: setup ## Measure what the hooks add to a training of each framework
 	$(BIN)/python benchmarks/frameworks.py

@@ -115,14 +115,17 @@ def tree_text(
     marks: bool = False,
     attrs: Collection[str] = (),
     without: Collection[str] = (),
+    startup: bool = False,
 ) -> str:
     """The span trees as indented lines ``name[index]``, siblings by start, for comparing.
 
     ``marks=True`` adds the names of a span's marks (but for those that are made for metrics, by the
     clock), ``attrs`` the named attributes where a span has them; spans named in
-    ``without`` are left out with all below them. A span whose parent is in no file stands at the
-    left edge and says so, one that never ended says ``(open)``.
+    ``without`` are left out with all below them, and ``startup`` unless it is asked for. A span
+    whose parent is in no file stands at the left edge and says so, one that never ended says
+    ``(open)``.
     """
+    without = without if startup else {*without, semconv.STARTUP}
     still_open = {span.id for span in rows.open}
     spans = [*rows.spans, *rows.open]
     known = {span.id for span in spans}

@@ -152,6 +152,7 @@ CASES = [
         ("thread", "process", "OFF", "off", "Thread", "process"),
         ("thread", "process", "off", "off", "thread", "process"),
     ),
+    Case("heartbeat", ("0", "1", "2.5", "30", "1e1", ".5"), (0.0, 1.0, 2.5, 30.0, 10.0, 0.5)),
     Case("exit_budget", ("0", "1", "2.5", "30", "1e1", ".5"), (0.0, 1.0, 2.5, 30.0, 10.0, 0.5)),
     Case(
         "ranks",
@@ -173,6 +174,11 @@ CASES = [
         (
             ("critical",), ("warning", "critical"), (), ("loss_spike",), ("info",), ("a", "b"),
         ),
+    ),
+    Case(
+        "webhook",
+        ("http://a", "https://b/x", "http://c:1/y", "https://d/?k=1", "https://e/f", "http://[::1]/"),
+        ("http://a", "https://b/x", "http://c:1/y", "https://d/?k=1", "https://e/f", "http://[::1]/"),
     ),
     Case(
         "profile_on",

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from cirron_otel.serving.request_batches import request_batch, trace_headers
     from cirron_otel.serving.requests import current_request, request
     from cirron_otel.serving.wsgi import CirronWsgiMiddleware
+    from cirron_otel.webhooks import webhook
     from cirron_otel.weights.calls import snapshot, snapshots
 
     __version__: str
@@ -87,6 +88,7 @@ __all__ = [
     "trace",
     "trace_headers",
     "watch",
+    "webhook",
     "wrap",
 ]
 
@@ -121,6 +123,7 @@ _HOMES = {
     "serving.requests": ("current_request", "request"),
     "serving.wsgi": ("CirronWsgiMiddleware",),
     "scopes": ("batches", "epochs", "mark", "scope"),
+    "webhooks": ("webhook",),
     "weights.calls": ("snapshot", "snapshots"),
 }
 

@@ -267,9 +267,13 @@ class Batcher:
         with self._lock:
             waiting: list[Any] = []
             for kind, group in groupby(self.spans.copy(), type):
-                items = list(group)
+                items: list[Any] = list(group)
                 chunk = encoded(items) if kind in _ROWS else None
-                waiting.extend(items if kind not in _ROWS else [chunk] if chunk else [])
+                if chunk:
+                    items = [chunk]
+                elif kind in _ROWS:
+                    items = [one for one in map(_text_of, items) if one]
+                waiting.extend(items)
             return waiting
 
     def _drop_oldest(self) -> None:
@@ -434,6 +438,8 @@ class Batcher:
             for row in rows:
                 chunk = self._encoded_alone(row)
                 if chunk:
+                    if name == "spans" and self.seen is not None:
+                        self.seen.append(chunk)
                     self._add(name, chunk, 1)
         return len(rows)
 
@@ -446,7 +452,7 @@ class Batcher:
     def _encoded_alone(self, row: Row) -> bytes:
         """A row that JSON or the size of a batch refuses: cleaned and cut, only then given up."""
         try:
-            return encoded([row]) or encode_rows([fitting(cleaned(row))])
+            return _text(row)
         except Exception as error:  # noqa: BLE001 - whatever it is, the others must not suffer
             self._guard.lost("not_encodable")
             self._guard.swallow("encode", error)
@@ -496,3 +502,16 @@ def envelope(
 ) -> dict[str, Sequence[object] | Any]:
     """The keys every batch of one process bears."""
     return {"resource": attributes(resource)[0], "scope": scope, "writer": writer}
+
+
+def _text(row: Row) -> bytes:
+    """A row as text, cleaned and cut only where it has to be; raises what its values raise."""
+    return encoded([row]) or encode_rows([fitting(cleaned(row))])
+
+
+def _text_of(row: Row) -> bytes:
+    """The same, without a word where it cannot be: whoever writes it will say so."""
+    try:
+        return _text(row)
+    except Exception:  # noqa: BLE001 - whatever is in it
+        return b""

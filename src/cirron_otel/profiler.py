@@ -217,6 +217,7 @@ class Cirron:
         headers: Mapping[str, str] | None = None,
         forward: str | None = None,
         exit_budget: float | None = None,
+        heartbeat: float | None = None,
         ranks: str | None = None,
         export_rate: float | None = None,
         export_burst: int | None = None,
@@ -376,6 +377,7 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     headers: Mapping[str, str] | None = None,
     forward: str | None = None,
     exit_budget: float | None = None,
+    heartbeat: float | None = None,
     ranks: str | None = None,
     export_rate: float | None = None,
     export_burst: int | None = None,
@@ -403,7 +405,8 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
     ``spans`` (``"own"`` or ``"all"``), ``set_global``, ``trace_max_spans``, ``run_id``,
     ``start_iteration``; and of what leaves the machine ``otlp`` (a URL, several, or a mapping from
     URL to options), ``headers`` for it, ``forward`` (``"thread"``, ``"process"`` or ``"off"``),
-    ``exit_budget`` (seconds), ``ranks``, ``export_rate`` and ``export_burst``; of requests
+    ``exit_budget`` (seconds), ``heartbeat`` (seconds between two log records that say where the
+    program is, 0 for none), ``ranks``, ``export_rate`` and ``export_burst``; of requests
     ``request_sample_ratio`` and ``tenant_rate`` (a second).
 
     ``snapshots`` says what is kept, at the end of each epoch, of the weights of watched models and
@@ -414,8 +417,8 @@ def profile(  # noqa: PLR0913, PLR0917 - the public signature, in cirron-sdk's o
 
     ``monitor=True`` watches the training of the models given to ``watch()`` layer by layer (a
     mapping has the options of ``Monitor``); ``on_finding`` is called with each ``Finding``, on the
-    thread that found it; ``stop_on`` (severities or kinds of findings) ends the training by a
-    ``StopTraining`` at a clean point.
+    thread that found it (``ci.webhook(url)`` makes a function that posts them); ``stop_on``
+    (severities or kinds of findings) ends the training by a ``StopTraining`` at a clean point.
 
     ``tee`` (of ``"wandb"``, ``"tensorboard"``, ``"mlflow"``, ``"accelerate"``) copies the scalars
     that the program logs there into marks, and an outage of theirs does not end the program;

@@ -52,6 +52,8 @@ early_marks = marks.EarlyMarks()
 #: What a flush, and what an orderly end of the process, may take at most.
 FLUSH_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0
+#: Spans left for epochs in a session's trace, from which on those that announce them are counted.
+_HEADROOM_TO_ANNOUNCE = 20
 #: Losses of marks that do not say so in their name.
 _MARK_LOSSES = ("graph_capture", "device_not_ready", "device_read_failed")
 
@@ -155,6 +157,12 @@ class Recorder(RecorderCore):
         self.active = True
         session = self.make_scope(semconv.SESSION, None, attrs)
         session.open_root(links)
+        # In its trace the session and every epoch are announced by a span while they are open (see
+        # otlp/gathering.py): their room, and that of an epoch that has not ended, is taken here. A
+        # very small trace has none to give: its next epoch would not fit.
+        if self.headroom >= _HEADROOM_TO_ANNOUNCE:
+            session.trace.count += 2
+            self.boundaries.at_epoch_end.append(_take_room_for_announcement)
         self.session = session
         self.spans.session_opened(session)
         self.out.prepare()
@@ -391,7 +399,9 @@ class Recorder(RecorderCore):
             self.out.ending = True
             self.close_open_scopes()
             self.out.resolve(wait_s=timeout / 2)
+            wait_for_outlets = self.findings.end_outlets(timeout)
             self.flush(timeout)
+            wait_for_outlets()
         self.out.release()
 
     def shutdown(self, timeout: float | None = None) -> bool:
@@ -438,7 +448,9 @@ class Recorder(RecorderCore):
         self.out.release()
         if timeout is not None:
             budget = min(budget, max(0.0, began + timeout - time.monotonic()))
+        wait_for_outlets = self.findings.end_outlets(budget)
         self._deliver_rest(budget)
+        wait_for_outlets()
         return done and not left
 
     def _deliver_rest(self, budget: float) -> None:
@@ -555,6 +567,10 @@ class Recorder(RecorderCore):
             "forward_restart_count": 0 if delivery is None else delivery.restarts,
             "findings": self.findings.health(),
         }  # fmt: skip
+
+
+def _take_room_for_announcement(epoch: BaseScope) -> None:
+    epoch.trace.count += 1
 
 
 def install(rec: Recorder | None) -> None:

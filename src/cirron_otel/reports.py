@@ -31,7 +31,7 @@ _IDLE_HEALTH: dict[str, Any] = {
         "outcome": None, "error_type": None, "signal": None, "steps": 0, "progress": None,
         "eta": None, "hanging": False, "time": {},
     },
-    "findings": {"count": 0, "by_severity": {}, "by_kind": {}, "recent": []},
+    "findings": {"count": 0, "by_severity": {}, "by_kind": {}, "recent": [], "webhooks": []},
     "tee": {},
 }  # fmt: skip
 

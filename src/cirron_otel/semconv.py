@@ -32,6 +32,10 @@ SANITY_CHECK = "sanity_check"
 CHECKPOINT = "checkpoint"
 #: What an asynchronous save goes on with while the training does.
 CHECKPOINT_BACKGROUND = "checkpoint_background"
+#: From ``profile()`` to the first training step, where parts of it were seen; and these: a process
+#: group is set up, modules are made, a data loader starts its workers.
+STARTUP = "startup"
+INIT, MODEL, LOADER = "init", "model", "loader"
 #: Batches that an earlier attempt had are passed over; its attribute ``batches`` counts them.
 RESUME_SKIP = "resume_skip"
 #: One call of a service, from its beginning to the last part of its answer.
@@ -260,6 +264,16 @@ RECORD_NAME = "cirron.record.name"
 RECORD_EVENT = "cirron.record.event"
 RECORD_STEP = "cirron.record.step"
 
+# --- heartbeats ---------------------------------------------------------------------------------
+#: Name of the log record that says where a process is.
+HEARTBEAT = "cirron.heartbeat"
+#: The scopes that have been open for long, the outermost first (``epoch[3]``), the ids of their
+#: spans, and for how many seconds each; the number of all of them.
+HEARTBEAT_SCOPES = "cirron.heartbeat.scopes"
+HEARTBEAT_SPANS = "cirron.heartbeat.span_ids"
+HEARTBEAT_OPEN = "cirron.heartbeat.open"
+HEARTBEAT_COUNT = "cirron.heartbeat.count"
+
 # --- findings -----------------------------------------------------------------------------------
 #: Name of the log record and of the mark of a finding; the mark's value is the message.
 FINDING = "cirron.finding"
@@ -270,6 +284,15 @@ FINDING_SEVERITY = "cirron.finding.severity"
 FINDING_LAYER = "cirron.finding.layer"
 #: The optimizer step, from 0, at which it was seen.
 FINDING_STEP = "cirron.finding.step"
+
+# Of the finding `hang`: what stands still (see run/watchdog.py), for how many seconds, in which
+# scopes, at which iteration; who waits for whom among the ranks, and the stack of every thread.
+HANG_PHASE = "cirron.hang.phase"
+HANG_SECONDS = "cirron.hang.seconds"
+HANG_SCOPES = "cirron.hang.scopes"
+HANG_ITERATION = "cirron.hang.iteration"
+HANG_RANKS = "cirron.hang.ranks"
+HANG_STACKS = "cirron.hang.stacks"
 
 # Of the finding `straggler`: whose fault it is; lengths in s, medians over the steps looked at.
 STRAGGLER_RANK = "cirron.straggler.rank"

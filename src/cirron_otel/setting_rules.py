@@ -47,7 +47,7 @@ _LONGEST_INTERVAL_S = 1e9
 _SHOWN_CHARS = 120
 
 MASK = "***"
-_SECRETS = frozenset({"api_key"})
+_SECRETS = frozenset({"api_key", "webhook"})
 _SECRET_WORDS = frozenset(
     {
         "apikey",
@@ -354,6 +354,21 @@ def endpoint(value: object) -> str:
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
 
 
+def webhook_url(value: object) -> str:
+    """The URL of a webhook. What is wrong with it is not said with the URL, which is a key."""
+    from urllib.parse import urlsplit  # noqa: PLC0415 - only where one is given
+
+    text = token(value)
+    try:
+        parts = urlsplit(text)
+        good = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise Wrong("it is no URL of a server")
+    return text
+
+
 def url_path(value: object) -> str:
     """The path of a URL, from its slash on."""
     text = token(value)
@@ -490,6 +505,7 @@ RULES: dict[str, Rule] = {
     ),
     "forward": Rule(choice(FORWARD_CHOICES), _listed(FORWARD_CHOICES)),
     "exit_budget": Rule(amount, "a number of seconds, 0 or more"),
+    "heartbeat": Rule(amount, "a number of seconds, 0 (for none) or more"),
     "ranks": Rule(choice(RANK_CHOICES), _listed(RANK_CHOICES)),
     "export_rate": Rule(amount, "a number of spans per second, 0 (for none) or more"),
     "export_burst": Rule(whole(0), _count(0)),
@@ -505,6 +521,7 @@ RULES: dict[str, Rule] = {
     "start_iteration": Rule(whole(0), _count(0)),
     "monitor": Rule(monitor_options, "true, false, or a mapping of the monitor's options"),
     "stop_on": Rule(finding_names, "severities (warning, critical) or kinds of findings"),
+    "webhook": Rule(webhook_url, "a URL such as https://hooks.example/abc"),
     "tee": Rule(
         names(TEES, _TEE_ALIASES), "names out of wandb, tensorboard, mlflow, accelerate; or none"
     ),

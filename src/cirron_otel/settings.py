@@ -97,6 +97,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     headers: dict[str, str] | None = None
     forward: Literal["thread", "process", "off"] = "thread"
     exit_budget: float = 3.0
+    heartbeat: float = 60.0
     ranks: Literal["all", "rank0", "first_per_node", "sampled"] = "all"
     export_rate: float = 200.0
     export_burst: int = 20_000
@@ -112,6 +113,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_iteration: int = 0
     monitor: bool | dict[str, object] = False
     stop_on: tuple[str, ...] = ()
+    webhook: str | None = None
     tee: tuple[str, ...] = ()
     mirror: Literal["record_function", "nvtx"] | None = None
     profile_on: tuple[str, ...] = ()

@@ -60,17 +60,19 @@ def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started
     # These may raise, before there is any effect.
     arguments_of(settings.monitor)
     thresholds_of(settings.watchdog)
+    webhooks = _webhooks(settings)
     hooks = HookSet.choose(settings.frameworks)
     tees = Tees.choose(settings.tee)
     attaching.check(settings)
-    destinations = transport.resolve(settings, joined=provider is not None)
+    joined = provider is not None
+    destinations = transport.resolve(settings, joined=joined, scraped="this_host")
     lifecycle: Lifecycle | None = None
     rec: Recorder | None = None
     try:
         rec = scopes.adopt(
             recorder.Recorder(settings, sdk_version=VERSION, guard=guard, provider=provider)
         )
-        rec.findings.callbacks = on_finding
+        rec.findings.callbacks = (*on_finding, *webhooks)
         rec.findings.stop_on = frozenset(settings.stop_on)
         if on_finding or settings.stop_on:
             rec.before_optimizer_step.append(rec.findings.stop_if_asked)
@@ -81,13 +83,13 @@ def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started
         lifecycle = Lifecycle(rec)
         lifecycle.install()
         _start_snapshots(rec, destinations)
+        operations.watch(rec)
         hooks.install(rec)
         tees.install(rec)
         make_room(rec)
         correlation.watch_device(rec)
         memory.watch(rec)
         attaching.attach(rec)
-        operations.watch(rec)
         straggler_watch.watch(rec)
         throughput.watch(rec)
         data_stalls.watch(rec)
@@ -100,6 +102,15 @@ def start(settings: Settings, on_finding: tuple[OnFinding, ...] = ()) -> Started
         guard.swallow("profile", error)
         return None, None, None
     return rec, hooks, lifecycle
+
+
+def _webhooks(settings: Settings) -> list[OnFinding]:
+    """Where findings are posted to by the settings. Raises ``ConfigurationError``."""
+    if settings.webhook is None:
+        return []
+    from cirron_otel.webhooks import webhook  # noqa: PLC0415 - its HTTP client takes time to load
+
+    return [webhook(settings.webhook)]
 
 
 def _start_snapshots(rec: Recorder, destinations: list[DestinationSpec]) -> None:
@@ -115,7 +126,8 @@ def _start_delivery(rec: Recorder, destinations: list[DestinationSpec]) -> None:
     """Have the spool drained to its destinations, in a thread or a process. Does not block."""
     settings = rec.settings
     # Also where another program delivers: what it was to deliver shall not leave first.
-    rec.spool.evict_order = Delivered(rec.spool.root, [spec.name for spec in destinations])
+    receivers = [spec.name for spec in destinations if spec.kind != transport.PROMETHEUS]
+    rec.spool.evict_order = Delivered(rec.spool.root, receivers)
     if not destinations or settings.forward == "off":
         return
     if settings.forward == "process" and _helper_can_be_started(rec.guard):
