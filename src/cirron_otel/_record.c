@@ -29,8 +29,7 @@ typedef struct {
 static void
 reader_dealloc(Reader *self)
 {
-    for (int i = 0; i < KNOWN_STRINGS; i++)
-        Py_XDECREF(self->known.strings[i]);
+    forget(&self->known);
     Py_TYPE(self)->tp_free(self);
 }
 

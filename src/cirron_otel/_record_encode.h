@@ -1,8 +1,11 @@
 /* Part of _record.c: plain data as canonical JSON, what line_text.py's encoder writes.
  *
- * Plain are exactly None, bool, int of 64 bits, finite float, str, list and dict with keys in ASCII
- * that need no escape. For anything else the answer is None, and Python writes it.
+ * Plain are exactly None, bool, int of 64 bits, finite float, str of up to a million characters,
+ * list and dict with keys in ASCII that need no escape. For anything else the answer is None, and
+ * Python writes it.
  */
+
+enum { LONGEST_TEXT = 1 << 20, FEW = 40 };
 
 static int encode_value(PyObject *value, Buffer *out, int depth);
 
@@ -12,10 +15,8 @@ encode_string(PyObject *text, Buffer *out)
     Py_ssize_t size = PyUnicode_GET_LENGTH(text);
     int kind = PyUnicode_KIND(text);
     const void *data = PyUnicode_DATA(text);
-    if (size > PY_SSIZE_T_MAX / 16) {
-        PyErr_NoMemory();
-        return FAILED;
-    }
+    if (size > LONGEST_TEXT)
+        return UNSURE; /* there would have to be room for it with every character escaped */
     char *to = more_room(out, 12 * size + 2);
     if (to == NULL)
         return FAILED;
@@ -65,8 +66,6 @@ encode_number(PyObject *value, Buffer *out)
     PyMem_Free(written);
     return sure;
 }
-
-enum { FEW = 40 };
 
 typedef struct {
     Member member;

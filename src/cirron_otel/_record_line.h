@@ -1,6 +1,6 @@
 /* Part of _record.c: the fields of a diary line, their order, and the canonical form of the line. */
 
-enum { MOST_FIELDS = 64, MOST_FORMS = 32, HASH_SIZE = 64, NO_STEP = -1 };
+enum { MOST_FIELDS = 64, HASH_SIZE = 64 };
 
 typedef struct {
     Span key, string;

@@ -7,6 +7,12 @@
  * as the same. What neither can decide, the interpreter's own conversion does.
  */
 
+#include <float.h>
+
+#if FLT_EVAL_METHOD < 0 || FLT_EVAL_METHOD == 2
+#error "doubles of more bits than Python has: the code in Python is used instead"
+#endif
+
 enum { UNSURE = 0, SURE = 1, FAILED = -1 };
 enum { IS_NULL, IS_TRUE, IS_FALSE, IS_INT, IS_FLOAT, IS_STRING, IS_ARRAY, IS_OBJECT };
 enum { MAX_INT_DIGITS = 18, PLAIN_DIGITS = 15, MOST_DIGITS = 17, MAX_TOKEN = 40 };

@@ -7,6 +7,13 @@ typedef struct {
     PyObject *strings[KNOWN_STRINGS];
 } Known;
 
+static void
+forget(Known *known)
+{
+    for (int i = 0; i < KNOWN_STRINGS; i++)
+        Py_CLEAR(known->strings[i]);
+}
+
 static PyObject *
 string_of(Known *known, Span span, int escaped)
 {

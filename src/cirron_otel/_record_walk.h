@@ -343,8 +343,7 @@ walk_dealloc(Walk *self)
     PyMem_Free(self->body.bytes);
     PyMem_Free(self->nested.bytes);
     PyMem_Free(self->members.bytes);
-    for (int i = 0; i < KNOWN_STRINGS; i++)
-        Py_XDECREF(self->known.strings[i]);
+    forget(&self->known);
     Py_XDECREF(self->sha256);
     Py_XDECREF(self->names);
     Py_XDECREF(self->expected);

@@ -7,7 +7,6 @@ rewritten later does not fit its anchors. The scope in which it was made bears i
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from typing import Any
 from cirron_otel import recorder, semconv, surroundings
 from cirron_otel.batch import LogRecord
 from cirron_otel.context import get_current
-from cirron_otel.scope_base import current_scope
+from cirron_otel.scope_base import current_scope, set_place
 from cirron_otel.training_record.writing.journal import Anchor, Journal
 
 # OpenTelemetry's severity "INFO".
@@ -48,7 +47,7 @@ def open_journal(directory: str | Path, **arguments: Any) -> Journal:
 
 def _identity() -> dict[str, object]:
     """What can be known of a run without asking: reads a few small files, starts nothing."""
-    commit = surroundings.commit(surroundings.program_directory(), os.environ)
+    commit = surroundings.program_commit()
     torch: Any = sys.modules.get("torch")
     seed = getattr(torch, "initial_seed", None)  # None too while torch is being imported
     found: dict[str, object] = {} if commit is None else {"code": {"commit": commit}}
@@ -92,9 +91,7 @@ def anchor(made: Anchor) -> bool:
         made.time_ns, _INFO_NUMBER, _INFO_TEXT, semconv.RECORD_ANCHOR,
         f"training record {made.name!r} at event {made.seq}: {made.hash}", attributes,
     )  # fmt: skip
-    if scope is not None:
-        row.trace_id, row.span_id = scope.trace.id, scope.id[:16]
-        row.trace_flags = int(scope.trace.flags)
+    set_place(row, scope)
     rec.ensure_started()
     rec.batcher.append_log(row)
     return True

@@ -47,8 +47,7 @@ def resource_attributes(
     found: dict[str, str | None] = {}
     with contextlib.suppress(OSError, ValueError):  # a file that may not be read is none
         found.update(pod(environ, root))
-    with contextlib.suppress(OSError, ValueError):
-        found[semconv.COMMIT] = commit(program_directory(), environ)
+    found[semconv.COMMIT] = program_commit(environ)
     with contextlib.suppress(OSError, ValueError):
         found[semconv.GPU_ID] = gpu_id(local_rank, environ, root)
     said = environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
@@ -80,6 +79,14 @@ def pod(environ: Mapping[str, str], root: Path = _ROOT) -> dict[str, str | None]
 
 
 # --- the commit ---------------------------------------------------------------------------------
+
+
+def program_commit(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The :func:`commit` around the program. Never raises; reads a few small files."""
+    # As above, and links that lead in a circle.
+    with contextlib.suppress(OSError, ValueError, RuntimeError):
+        return commit(program_directory(), environ)
+    return None
 
 
 def program_directory() -> Path | None:

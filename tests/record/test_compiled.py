@@ -32,6 +32,9 @@ pytestmark = pytest.mark.skipif(compiled is None, reason="the compiled module wa
 RUNS = sorted(
     path.parent for path in [*RECORDS.glob("*/diary.jsonl"), *TAMPERED.glob("*/diary.jsonl")]
 )
+#: Fields that a walk must not pass by unseen, and what may stand in any field; ...: it is gone.
+_LOOKED_AT = st.sampled_from(["rule", "lost_before", "severity", "step", "time", "metrics_digest"])
+_VALUES = st.sampled_from([..., None, True, 0, -1, 2**63, 1.0, 1e22, "warning", [], {"a": 1}])
 #: Building a hostile value takes longer than what is tested on it.
 few = settings(max_examples=50)
 
@@ -53,6 +56,16 @@ def both(path: Path, **more: Any) -> Verdict:
     return found
 
 
+def both_with(run: Path, path: Path, data: bytes) -> None:
+    """The same with other bytes in one of the record's files, which then has its own again."""
+    before = path.read_bytes()
+    try:
+        path.write_bytes(data)
+        both(run)
+    finally:
+        path.write_bytes(before)
+
+
 def walk() -> Any:
     """A walk at its start."""
     return compiled.Walk(sha256, course._FORMS, course._SEVERITIES)
@@ -60,11 +73,23 @@ def walk() -> Any:
 
 @pytest.fixture(scope="module")
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """A real record and one of ours, to be changed in place and put back."""
+    """A real record and two of ours, to be changed in place and put back."""
     place = tmp_path_factory.mktemp("compiled")
     write(place / "ours")
     shutil.copytree(RECORDS / "lesion_watch", place / "theirs")
-    return [place / "ours", place / "theirs"]
+    write_crowd(place / "crowd")
+    return [place / "ours", place / "theirs", place / "crowd"]
+
+
+def write_crowd(directory: Path) -> None:
+    """A record with many events at one step, of which the walk passes all but the first."""
+    with Journal(directory, run_start=RUN_START, fsync_interval_s=None) as journal:
+        decisions = Decisions(Rules.of(CONFIG))
+        for step in range(24):
+            grad = dict.fromkeys("abcdefgh", 1e-9 if 12 <= step < 18 else 0.5)
+            for expected in decisions.check(step, 1.0, grad):
+                put(journal, expected)
+            journal.check(step, 1.0, grad, {})
 
 
 # --- lines ----------------------------------------------------------------------------------------
@@ -314,11 +339,27 @@ def test_any_change_has_one_verdict(records: list[Path], data: st.DataObject) ->
         lines[at], lines[-1 - at] = lines[-1 - at], lines[at]
     else:
         lines = [before[: data.draw(st.integers(0, len(before)))]]
-    try:
-        path.write_bytes(b"".join(lines))
-        both(run)
-    finally:
-        path.write_bytes(before)
+    both_with(run, path, b"".join(lines))
+
+
+@given(st.data())
+@few
+def test_any_change_with_new_hashes_has_one_verdict(
+    records: list[Path], data: st.DataObject
+) -> None:
+    """So is a field that is changed, gone or new in a diary that was chained anew after it."""
+    run = records[-1]
+    lines = [json.loads(line) for line in (run / DIARY).read_bytes().splitlines()]
+    changed = data.draw(st.sampled_from(lines))
+    name = data.draw(_LOOKED_AT | st.sampled_from(sorted(body_of(changed))))
+    changed[name] = data.draw(_VALUES)
+    if changed[name] is ...:
+        del changed[name]
+    made, prev = [], GENESIS
+    for line in lines:
+        prev, text = line_text.diary_line(prev, canonical(body_of(line)))
+        made.append(text)
+    both_with(run, run / DIARY, b"".join(made))
 
 
 def test_calm_lines_are_passed(records: list[Path]) -> None:

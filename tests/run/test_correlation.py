@@ -178,6 +178,22 @@ def test_commit_without_a_repository(tmp_path: Path) -> None:
     assert surroundings.commit(tmp_path, {}) is None
 
 
+def test_a_commit_that_cannot_be_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links in a circle and a working directory that is gone raise nothing into the program."""
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "program.py", raising=False)
+    (tmp_path / ".git").write_text("gitdir: round/git")
+    (tmp_path / "round").symlink_to("round")
+    monkeypatch.chdir(tmp_path)
+    assert surroundings.program_commit({}) is None
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert surroundings.program_commit({}) is None
+
+
 def test_pod_from_files_and_variables(tmp_path: Path) -> None:
     """Inside a pod its name, namespace and uid are found without a specification that says them."""
     token = tmp_path / "var/run/secrets/kubernetes.io/serviceaccount"

@@ -53,9 +53,7 @@ class Counts:
                 counts["channels_repaired"] += count
         elif kind == "channels" and event.get("level") != "none":
             counts = {**counts, "stuck_layers": counts["stuck_layers"] + 1}
-        step = event.get("step")
-        steps = step + 1 if type(step) is int and step >= self.steps else self.steps
-        return Counts(self.events + 1, self.checks, steps, counts)
+        return Counts(self.events + 1, self.checks, self._seen(event), counts)
 
     def with_row(self, row: Mapping[str, object]) -> Counts:
         """These counts and one row of the metrics file more."""

@@ -119,10 +119,10 @@ class Replay:
 
         None instead of events where nothing is recomputed. Steps beyond ``most`` do not count.
         """
-        row = self.rows.row
-        ready = row is not None and (self.evaluated or self.why_not is not None)
-        step = row.step if ready and row is not None and row.step < most else -1
-        return step, self.expected if self.why_not is None else None
+        row, expected = self.rows.row, self.expected if self.why_not is None else None
+        if row is None or row.step >= most or not (self.evaluated or expected is None):
+            return -1, expected
+        return row.step, expected
 
     def finish(self) -> None:
         """Walk to the end; what is still open then is missing in the diary."""

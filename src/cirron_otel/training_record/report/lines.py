@@ -2,7 +2,7 @@
 
 Verification is strict; reading is not. A line that is no JSON object is counted and passed over, a
 last line without its end is told apart (a writer died there), and no line, however long or deep,
-costs more than :data:`MAX_LINE` bytes of memory.
+costs more than the bytes of the longest one that a record may have.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cirron_otel.errors import RecordError
+from cirron_otel.training_record.chain import MAX_LINE
 from cirron_otel.training_record.compiled import compiled
-
-#: Longer lines are passed over and counted: a record's own are a few kilobytes.
-MAX_LINE = 16 * 1024 * 1024
 
 
 def _decoder() -> Callable[[bytes], object]:
