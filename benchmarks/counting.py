@@ -5,33 +5,24 @@ As a program it listens on a port of the loopback; ``GET`` says the counts so fa
 
 from __future__ import annotations
 
-import contextlib
 import http.server
 import json
-import subprocess
 import sys
 import threading
 import urllib.request
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from harness import load
-from receivers import free_port, wait_for
+from receivers import served
 
 
-@contextlib.contextmanager
-def counting() -> Iterator[str]:
+def counting() -> AbstractContextManager[str]:
     """The URL of such a receiver, in a process of its own."""
-    port = free_port()
-    process = subprocess.Popen([sys.executable, __file__, str(port)])
-    try:
-        wait_for(port, process)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
+    return served(__file__)
 
 
 def counted(url: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from counting import counted, counting
-from delivery_million import spans_of
+from delivery_million import Peak, spans_of
 from harness import Bench, Result, Row, SideError, child
 
 SCRIPT = "delivery_drain.py"
@@ -48,31 +48,19 @@ def drain(megabytes: int, url: str) -> Result:
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    peak, file = 0, Path(f"/proc/{process.pid}/status")
-    while process.poll() is None:
-        peak = max(peak, high_water(file))
-        time.sleep(0.02)
-    if process.returncode != 0:
-        raise SideError(f"`spool flush` ended with {process.returncode}")
+    peak = Peak(process.pid)
+    status = process.wait()
     took = time.perf_counter() - begin
+    peak_bytes = peak.stop()
+    if status != 0:
+        raise SideError(f"`spool flush` ended with {status}")
     return {
         "queue_bytes": there["spool_bytes"],
-        "peak_bytes": peak,
+        "peak_bytes": peak_bytes,
         "s": took,
         "spans": there["spans"],
         "missing": there["spans"] - (counted(url)["spans"] - before),
     }
-
-
-def high_water(status: Path) -> int:
-    """The most memory that a process had in use so far; 0 where it has gone."""
-    try:
-        for line in status.read_text(encoding="ascii").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    return 0
 
 
 SIDES = {"ours": drain}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from counting import counted, counting, digest
-from harness import Bench, Result, Row, SideError, child, load
+from harness import Bench, Result, Row, SideError, _resident_bytes, child, load
 
 SCRIPT = "delivery_million.py"
 EPOCH_STEPS = 2_000
@@ -48,9 +48,9 @@ def train(steps: int, url: str) -> Result:
                     pass
             ci.mark("loss", 0.123456789)
         if epoch == 2:  # noqa: PLR2004 - everything is loaded and in use by then
-            early = _status(os.getpid(), "VmRSS")
+            early = _resident_bytes(os.getpid())
     recorded = time.perf_counter() - begin
-    grown = _status(os.getpid(), "VmRSS") - early
+    grown = _resident_bytes(os.getpid()) - early
     peak = Peak(_helper())
     ci.shutdown(timeout=3600)
     helper_bytes = peak.stop()
@@ -78,8 +78,8 @@ class Peak:
     def _look(self) -> None:
         with contextlib.suppress(OSError):
             while not self._over.is_set():
-                self._bytes = max(self._bytes, _status(self._pid, "VmHWM"))
-                self._over.wait(0.05)
+                self._bytes = max(self._bytes, _high_water(self._pid))
+                self._over.wait(0.02)
 
     def stop(self) -> int:
         """Look no more; the bytes."""
@@ -97,9 +97,10 @@ def _helper() -> int:
     raise SideError("there is no helper")
 
 
-def _status(pid: int, key: str) -> int:
+def _high_water(pid: int) -> int:
+    """The most memory that a process had in use so far; 0 where it has ended."""
     for line in Path(f"/proc/{pid}/status").read_text("ascii").splitlines():
-        if line.startswith(f"{key}:"):
+        if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
     return 0
 

@@ -322,6 +322,6 @@ def median_excess(rounds: Iterable[Round], side: str, peer: str, key: str = "us"
     return statistics.median(float(one[side][key] - one[peer][key]) for one in rounds)
 
 
-def not_measured(work: str, error: SideError) -> Row:
+def not_measured(work: str, error: Exception) -> Row:
     """The row of something that could not be measured, with the reason."""
     return Row(work, "-", "-", None, "", note=str(error))

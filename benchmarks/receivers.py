@@ -30,11 +30,16 @@ def hanging() -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-@contextlib.contextmanager
-def taking() -> Iterator[str]:
+def taking() -> contextlib.AbstractContextManager[str]:
     """The URL of a server, in a process of its own, that takes everything."""
+    return served(__file__)
+
+
+@contextlib.contextmanager
+def served(script: str) -> Iterator[str]:
+    """The URL of a server that is a program: it is told the port to listen on."""
     port = free_port()
-    process = subprocess.Popen([sys.executable, __file__, str(port)])
+    process = subprocess.Popen([sys.executable, script, str(port)])
     try:
         wait_for(port, process)
         yield f"http://127.0.0.1:{port}"

@@ -24,16 +24,13 @@ from cirron_otel.destinations.base import (
     TooLarge,
 )
 from cirron_otel.destinations.rejected import set_aside
+from cirron_otel.destinations.retrying import ABOUT_THE_RECEIVER, asked_s, back_off_s
 from cirron_otel.errors import SpoolError, SpoolFormatError
 from cirron_otel.lanes import Lane, Listing
 
 THREAD_PREFIX = "cirron-otel-to-"
-_FIRST_PAUSE_S = 0.5
-_LONGEST_PAUSE_S = 60.0
 #: While somebody waits for the end, pauses of our own are no longer than this.
 _LONGEST_PAUSE_IN_A_HURRY_S = 1.0
-#: What a receiver may ask for at most: an hour's outage must not become a day's.
-_LONGEST_ASKED_S = 300.0
 #: After so many refusals of one batch the others are tried first.
 _TRIES_IN_A_ROW = 4
 _DEFERRED_S = 60.0
@@ -41,8 +38,8 @@ _LONGEST_DEFERRED_S = 900.0
 #: The same where there was no answer: it may be the batch at which the receiver falls over, but
 #: most often it is an outage, after which nothing should have to wait for long.
 _DEFERRED_UNANSWERED_S = 30.0
-#: Answers that speak of the receiver, or of the way there, and not of the batch.
-_ABOUT_THE_RECEIVER = frozenset({401, 402, 403, 404, 407, 408, 425, 429, 502, 503, 504})
+#: Answers that speak of the receiver, or of whether it knows us, and not of the batch.
+_ABOUT_THE_RECEIVER = ABOUT_THE_RECEIVER | {401, 402, 403, 404, 407}
 #: A place that another process holds is asked for this often.
 _TAKE_S = 1.0
 _TAKE_IN_A_HURRY_S = 0.05
@@ -305,9 +302,10 @@ class Courier:
 
     def _others_are_done(self) -> bool:
         """Whether the processes that hold our other places have delivered all, or get nowhere."""
-        theirs = [lane for lane in self._lanes if not lane.cursor.held and lane.left_to_others()]
-        self.elsewhere = left = sum(lane.left_to_others() for lane in theirs)
-        self.holders = tuple(filter(None, {lane.cursor.holder(): None for lane in theirs}))
+        theirs = {lane: lane.left_to_others() for lane in self._lanes if not lane.cursor.held}
+        self.elsewhere = left = sum(theirs.values())
+        holders = dict.fromkeys(lane.cursor.holder() for lane, count in theirs.items() if count)
+        self.holders = tuple(filter(None, holders))
         now = time.monotonic()
         before, since = self._others
         if left < before:
@@ -433,8 +431,7 @@ class Courier:
         if answer.seconds is None:
             self._pause(self._back_off())
         else:
-            asked = min(max(answer.seconds, 0.0), _LONGEST_ASKED_S)
-            self._pause(asked * self._random.uniform(1.0, 1.1), asked=True)
+            self._pause(asked_s(answer.seconds, self._random), asked=True)
 
     def _defer(self, lane: Lane, name: str, seconds: float) -> None:
         lane.defer(name, seconds)
@@ -452,9 +449,7 @@ class Courier:
         self._guard.repeat_warning(f"deliver {kind} {self.destination.name}", text)
 
     def _back_off(self) -> float:
-        exponent = min(self._failures_in_a_row - 1, 10)
-        longest = min(_FIRST_PAUSE_S * 2.0**exponent, _LONGEST_PAUSE_S)
-        return longest * self._random.uniform(0.5, 1.0)
+        return back_off_s(self._failures_in_a_row, self._random)
 
     def _pause(self, seconds: float, *, asked: bool = False) -> None:
         """Wait before the next try; one of our own pauses ends when somebody wants a drain.

@@ -21,7 +21,7 @@ from cirron_otel._guard import logger
 from cirron_otel.batch import LogRecord
 from cirron_otel.context import get_current
 from cirron_otel.errors import ConfigurationError, StopTraining
-from cirron_otel.scope_base import current_scope
+from cirron_otel.scope_base import current_scope, set_place
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -255,9 +255,6 @@ def _append_log(rec: Recorder, finding: Finding, attributes: dict[str, Any]) -> 
     row = LogRecord(
         rec.clock.now(), number, text, semconv.FINDING, finding.message, dict(attributes)
     )
-    scope = current_scope(rec, get_current())
-    if scope is not None:
-        row.trace_id, row.span_id = scope.trace.id, scope.id[:16]
-        row.trace_flags = int(scope.trace.flags)
+    set_place(row, current_scope(rec, get_current()))
     rec.ensure_started()
     rec.batcher.append_log(row)

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from cirron_otel import semconv
 from cirron_otel.batch import LogRecord
+from cirron_otel.otlp.announcing import is_long
+from cirron_otel.scope_base import set_place
 
 if TYPE_CHECKING:
     from cirron_otel.recorder import Recorder
@@ -20,9 +22,6 @@ if TYPE_CHECKING:
 
 #: OpenTelemetry's severity number and text.
 _INFO = (9, "INFO")
-#: Scopes named in every heartbeat; others once they have been open for so many ns.
-_LONG_SCOPES = frozenset({semconv.SESSION, semconv.EPOCH, semconv.EVALUATION})
-_LONG_NS = 5_000_000_000
 #: A service may have thousands of requests open.
 _MAX_SCOPES = 16
 
@@ -52,8 +51,7 @@ class Heartbeats:
         long = [
             scope
             for scope in scopes
-            if scope.otel.window is not True
-            and (scope.name in _LONG_SCOPES or now_ns - scope.start_ns >= _LONG_NS)
+            if scope.otel.window is not True and is_long(scope.name, now_ns - scope.start_ns)
         ]
         if not long:
             return None
@@ -77,8 +75,7 @@ class Heartbeats:
         )  # fmt: skip
         if iteration is not None:
             row.attrs[semconv.ITERATION] = iteration
-        row.trace_id, row.span_id = inner.trace.id, inner.id[:16]
-        row.trace_flags = int(inner.trace.flags)
+        set_place(row, inner)
         return row
 
 

@@ -48,6 +48,16 @@ _CLAIM_ATTEMPTS = 5
 _CLAIM_PAUSE_S = 0.002
 
 
+def safe_host(host: str) -> str:
+    """A host's name as it stands in the names of its writers."""
+    return _UNSAFE.sub("_", host)[:120].lstrip(".") or "host"
+
+
+def host_of(writer: str) -> str:
+    """The host in a writer's name, ``<host>-<pid>-<start_ns>``; hosts may have hyphens."""
+    return writer.rsplit("-", 2)[0]
+
+
 class WriterLock:
     """The lock of one living writer. Made by :meth:`acquire`; used by one thread at a time.
 
@@ -84,8 +94,7 @@ class WriterLock:
         no one ever sees a living writer's lock free. Raises :class:`SpoolError` when the
         directory cannot be used.
         """
-        safe_host = _UNSAFE.sub("_", host)[:120].lstrip(".") or "host"
-        path = run_directory / f"{safe_host}-{pid}-{start_ns}{_SUFFIX}"
+        path = run_directory / f"{safe_host(host)}-{pid}-{start_ns}{_SUFFIX}"
         tmp = path.with_name(path.name.removesuffix(_SUFFIX) + _TMP_SUFFIX)
         content = {"host": host, "pid": pid, "start_ns": start_ns, **(details or {})}
         try:

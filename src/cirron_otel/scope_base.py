@@ -22,7 +22,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanContext, TraceFlags
 
 from cirron_otel import semconv
-from cirron_otel.batch import MAX_MARK_IDS, MarkRecord, SpanOtel, SpanRecord
+from cirron_otel.batch import MAX_MARK_IDS, LogRecord, MarkRecord, SpanOtel, SpanRecord
 from cirron_otel.context import GONE, SCOPE_KEY, SPAN_KEY, attach_context, get_current
 from cirron_otel.core import ScopeCore, TraceCore
 from cirron_otel.scope_core import ENDED, INHERITED, MAX_DEPTH, NEW, NO_ATTRS, OPEN
@@ -647,6 +647,13 @@ def carried(scope: BaseScope) -> dict[str, Any]:
         "iteration": None if scope.iteration is UNSET else scope.iteration,
         "start_ns": scope.start_ns,
     }
+
+
+def set_place(row: LogRecord, scope: BaseScope | None) -> None:
+    """Say in a log record in which span it was made."""
+    if scope is not None:
+        row.trace_id, row.span_id = scope.trace.id, scope.id[:16]
+        row.trace_flags = int(scope.trace.flags)
 
 
 def current_scope(rec: Recorder, context: Context) -> BaseScope | None:

@@ -14,6 +14,7 @@ import msgspec
 
 from cirron_otel.destinations.base import RetryAfter
 from cirron_otel.destinations.http import HttpAnswer, HttpClient
+from cirron_otel.destinations.retrying import ABOUT_THE_RECEIVER, asked_s, back_off_s
 from cirron_otel.destinations.tls import Tls
 from cirron_otel.findings import Finding, sentence
 
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
 LIMIT: Final = 256
 _SOURCE = "cirron-otel"
 _THREAD = "cirron-otel-webhook"
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S, _LONGEST_PAUSE_IN_A_HURRY_S = 0.5, 60.0, 0.5
-#: What a receiver may ask for at most.
-_LONGEST_ASKED_S = 300.0
+_LONGEST_PAUSE_IN_A_HURRY_S = 0.5
 #: A finding that is older than that helps nobody.
 _TOO_OLD_S = 3600.0
 #: How often a finding is tried at which the receiver itself fails.
 _TRIES = 8
-#: Answers that speak of the receiver, or of the way there, and not of what was sent.
-_ABOUT_THE_RECEIVER = frozenset({408, 425, 429, 502, 503, 504})
 _ANSWERED, _REFUSED, _SERVER_FAILED = 200, 300, 500
 
 Body = Callable[[Finding], object]
@@ -194,7 +191,7 @@ class Line:
             if not _is_for_later(status):
                 self._give_up(post, "webhook_rejected", reason)
                 return
-            is_its_own_fault = status is not None and status not in _ABOUT_THE_RECEIVER
+            is_its_own_fault = status is not None and status not in ABOUT_THE_RECEIVER
             too_old = time.monotonic() - post.found_at > _TOO_OLD_S
             if too_old or (is_its_own_fault and tries >= _TRIES):
                 self._give_up(post, "webhook_gave_up", reason)
@@ -206,11 +203,9 @@ class Line:
     def _pause(self, asked: float | None) -> bool:
         """Wait before the next try; False where the end comes first."""
         if asked is None:
-            exponent = min(self._failures_in_a_row - 1, 10)
-            seconds = min(_FIRST_PAUSE_S * 2.0**exponent, _LONGEST_PAUSE_S)
-            seconds *= self._random.uniform(0.5, 1.0)
+            seconds = back_off_s(self._failures_in_a_row, self._random)
         else:
-            seconds = min(max(asked, 0.0), _LONGEST_ASKED_S) * self._random.uniform(1.0, 1.1)
+            seconds = asked_s(asked, self._random)
         until = time.monotonic() + seconds
         while not self.is_over():
             now = time.monotonic()
@@ -269,4 +264,4 @@ def _reason_of(answer: HttpAnswer | RetryAfter) -> tuple[str, float | None]:
 
 
 def _is_for_later(status: int | None) -> bool:
-    return status is None or status >= _SERVER_FAILED or status in _ABOUT_THE_RECEIVER
+    return status is None or status >= _SERVER_FAILED or status in ABOUT_THE_RECEIVER

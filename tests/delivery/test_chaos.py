@@ -7,6 +7,7 @@ may be given as ``CHAOS_SEED``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
@@ -14,7 +15,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from textwrap import dedent
 
@@ -23,11 +23,13 @@ import pytest
 
 from cirron_otel.cli.main import main
 from delivery import platform_server
+from delivery.receivers import until
 from helpers import read_spool
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "15"))
 #: How long what must happen may take on a busy machine.
 HURRY_S = 120.0
+wait_until = functools.partial(until, timeout=HURRY_S)
 
 #: Writes the name of a step into a file of its own when the step is on disk for certain.
 TRAINING = """
@@ -163,14 +165,6 @@ def has_ended(process: psutil.Process) -> bool:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Until something holds; fails the test after two minutes."""
-    until = time.monotonic() + HURRY_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 @pytest.mark.timeout(SECONDS + 4 * HURRY_S)

@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 
 import cirron_otel as ci
-from cirron_otel import courier, forward_process
+from cirron_otel import forward_process
 from cirron_otel._guard import Guard
 from cirron_otel.batch import decode
 from cirron_otel.cursors import Cursor
+from cirron_otel.destinations import retrying
 from cirron_otel.destinations.base import Accepted, Answer, Parcel, Rejected, RetryAfter
 from cirron_otel.destinations.event_stream import EventStream
 from cirron_otel.destinations.otlp import OtlpDestination
@@ -41,7 +42,7 @@ Start = Callable[..., Forwarder]
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     """Start a forwarder from ``tmp_path`` with short pauses; stopped at the end."""
-    monkeypatch.setattr(courier, "_FIRST_PAUSE_S", 0.02)
+    monkeypatch.setattr(retrying, "_FIRST_PAUSE_S", 0.02)
     running: list[tuple[Forwarder, Receiver]] = []
 
     def begin(receiver: Receiver) -> Forwarder:

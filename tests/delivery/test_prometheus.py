@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -26,6 +27,8 @@ from cirron_otel.destinations.prometheus import PrometheusEndpoint, name_of
 from cirron_otel.destinations.prometheus_settings import PrometheusTarget, prometheus_target
 from cirron_otel.otlp.instruments import INSTRUMENTS
 from cirron_otel.settings import resolve
+from delivery.counterparts import free_port
+from delivery.receivers import until
 from delivery.test_deploy import prometheus_names
 from delivery.test_metrics import parcels
 from helpers import RunProgram
@@ -33,12 +36,7 @@ from spool_by_hand import T0, Writer, span, training
 
 WANTED = {"OTEL_METRICS_EXPORTER": "prometheus"}
 _HURRY_S = 60.0
-
-
-def free_port() -> int:
-    """A port of the loopback that nobody listens on at the moment."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+wait_until = functools.partial(until, timeout=_HURRY_S)
 
 
 def scrape(port: int, accept: str = "text/plain") -> str:
@@ -61,14 +59,6 @@ def samples(text: str) -> dict[tuple[str, str], Any]:
             }
             found[one.name, ",".join(f"{key}={own[key]}" for key in sorted(own))] = one
     return found
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    """Until something holds; fails the test after a minute."""
-    until = time.monotonic() + _HURRY_S
-    while not holds():
-        assert time.monotonic() < until
-        time.sleep(0.02)
 
 
 def shows(port: int, text: str) -> bool:
@@ -212,6 +202,11 @@ def test_each_node_shows_its_own(tmp_path: Path) -> None:
     with endpoint(only_host="node-1") as shown:
         give(shown, parcels(tmp_path))
         assert steps_of(shown) == {"7": 3}
+    name = "nöde_3.local"  # what is no file name is spelt otherwise there
+    recent(tmp_path / "odd", 9, host="n_de_3.local")
+    with endpoint(only_host=name) as shown:
+        give(shown, parcels(tmp_path / "odd"))
+        assert steps_of(shown) == {"9": 3}
     names = {PrometheusTarget(only_host=host).cursor_name for host in ("node-1", "node-1-2", "")}
     assert len(names) == 3
 

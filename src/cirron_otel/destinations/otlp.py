@@ -10,7 +10,6 @@ sent again, under the same ids.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,7 @@ from cirron_otel.destinations.base import (
 from cirron_otel.destinations.otlp_beside import sender_of, wire_of
 from cirron_otel.destinations.otlp_settings import OtlpTarget
 from cirron_otel.errors import SpoolFormatError
-from cirron_otel.otlp.batches import Later, read_batch, read_later
+from cirron_otel.otlp.batches import Later, breathing, read_batch, read_later
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.gathering import Gatherer
 from cirron_otel.otlp.ranks import RankLinks, leaves_out
@@ -58,8 +57,8 @@ _LOOK_S = 0.05
 _MAX_KNOWN = 10_000
 #: Scopes are announced by batches at most this old: in a queue that is late they have ended.
 _ANNOUNCE_NS = 60_000_000_000
-#: In a process that records, the interpreter is given away after so many spans, for so long.
-_SLICE_SPANS, _YIELD_S = 32, 0.0001
+#: In a process that records, the interpreter is given away after so many spans.
+_SLICE_SPANS = 32
 #: Stands in a batch that shows a session.
 _SESSION = f'"{semconv.SESSION}"'.encode()
 
@@ -242,7 +241,7 @@ class OtlpDestination:
     # --- from a batch to requests --------------------------------------------------------------
 
     def _prepared(self, parcel: Parcel) -> _Work:
-        breathe = self._breathe if "cirron_otel.recorder" in sys.modules else None
+        breathe = breathing()
         batch = read_batch(parcel.data, breathe)
         spans, refused = self._spans(parcel, batch, breathe) if self.target.traces else ([], 0)
         beside = self._beside.prepare(parcel, batch, breathe)
@@ -272,10 +271,6 @@ class OtlpDestination:
                 breathe()
         self.counts["not_encodable_spans"] += refused
         return spans, refused
-
-    def _breathe(self) -> None:
-        """Let the training go first: it waits for the interpreter that this takes."""
-        time.sleep(_YIELD_S)
 
     def _gatherer_for(self, parcel: Parcel, batch: Batch) -> Gatherer:
         """The gatherer that knows what came before this batch."""

@@ -23,6 +23,7 @@ from cirron_otel.destinations.base import Accepted, Parcel, Rejected, RetryAfter
 from cirron_otel.destinations.otlp_http import HttpSender, Sender
 from cirron_otel.destinations.otlp_settings import Endpoint, OtlpTarget
 from cirron_otel.destinations.otlp_values import GRPC, JSON
+from cirron_otel.destinations.retrying import ABOUT_THE_RECEIVER
 from cirron_otel.destinations.totals_files import TotalsFiles
 from cirron_otel.otlp.instruments import INSTRUMENTS, Metric, Point
 from cirron_otel.otlp.logs import log_records
@@ -38,7 +39,6 @@ _NO_SUCH_METHOD = "UNIMPLEMENTED"
 _OFF_S = 600.0
 #: An answer about this very request (a 500, say) is believed after so many tries.
 _MOST_TRIES = 3
-_ABOUT_THE_RECEIVER = frozenset({408, 425, 429, 502, 503, 504})
 #: Points or records in one request.
 _MOST_ROWS = 2000
 
@@ -224,7 +224,7 @@ class BesideSender:
             said = answer.reason[:100] if status is None else f"HTTP {status}"
             self._switch_off(work, request.signal, said)
             return None
-        about_request = status is not None and status not in _ABOUT_THE_RECEIVER | _FORBIDDEN
+        about_request = status is not None and status not in ABOUT_THE_RECEIVER | _FORBIDDEN
         if about_request and request.tries >= _MOST_TRIES:
             self._give_up(work, request, answer.reason)
             return None

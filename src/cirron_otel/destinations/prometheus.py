@@ -41,17 +41,16 @@ from cirron_otel.destinations.base import Accepted, Answer, Parcel
 from cirron_otel.destinations.prometheus_settings import PrometheusTarget
 from cirron_otel.destinations.totals_files import TotalsFiles, writer_of
 from cirron_otel.errors import SpoolFormatError
-from cirron_otel.otlp.batches import read_batch
+from cirron_otel.otlp.batches import breathing, read_batch
 from cirron_otel.otlp.instruments import INSTRUMENTS, Instrument, Point
 from cirron_otel.otlp.metrics import Totals
 from cirron_otel.otlp.ranks import leaves_out
-from cirron_otel.recovery import writer_state
+from cirron_otel.recovery import host_of, safe_host, writer_state
 
 #: How long a writer that may have ended is shown; as long as Prometheus looks back by default.
 _SHOWN_NS = 300_000_000_000
 #: How long a port that is taken is left alone.
 _AGAIN_S = 5.0
-_YIELD_S = 0.0001
 #: An application that exports its own metrics to Prometheus has loaded this.
 _APPLICATIONS_EXPORTER = "opentelemetry.exporter.prometheus"
 #: Of the resource, these tell the series of one scrape apart.
@@ -110,7 +109,7 @@ class PrometheusEndpoint(Collector):
     def send(self, parcel: Parcel) -> Answer:
         """Take in a batch. Never asks for another try: a port that is taken holds up nothing."""
         if not leaves_out(self._target.ranks, parcel.data):
-            breathe = self._breathe if "cirron_otel.recorder" in sys.modules else None
+            breathe = breathing()
             try:
                 self._add(parcel, read_batch(parcel.data, breathe), breathe)
             except SpoolFormatError as error:
@@ -119,8 +118,8 @@ class PrometheusEndpoint(Collector):
 
     def _add(self, parcel: Parcel, batch: Batch, breathe: Callable[[], object] | None) -> None:
         writer = writer_of(batch)
-        # A writer is <host>-<pid>-<start>, and hosts may have hyphens.
-        if self._target.only_host and writer.rsplit("-", 2)[0] != self._target.only_host:
+        only_host = self._target.only_host
+        if only_host and host_of(writer) != safe_host(only_host):
             return
         with self._lock:
             totals, file = self._totals.of(parcel, batch)
@@ -131,10 +130,6 @@ class PrometheusEndpoint(Collector):
             self._writers[writer] = _Writer(writer, run_directory, resource, totals)
         if file is not None:
             self._totals.keep(file, totals)
-
-    def _breathe(self) -> None:
-        """Let the training go first: it waits for the interpreter that this takes."""
-        time.sleep(_YIELD_S)
 
     # --- the port ------------------------------------------------------------------------------
 

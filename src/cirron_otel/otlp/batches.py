@@ -1,10 +1,12 @@
 """Batches as the export reads them: fast, in slices where somebody waits, or only as far as needed.
 
-Pure functions, any thread, no I/O.
+Any thread, no I/O.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +19,7 @@ from cirron_otel.errors import SpoolFormatError
 
 #: Rows that are read at a time where somebody waits for the interpreter.
 SLICE_ROWS = 256
+_YIELD_S = 0.0001
 
 _decoder = msgspec.json.Decoder(Batch)
 
@@ -102,6 +105,18 @@ _raw_decoder = msgspec.json.Decoder(_Raw)
 _rest_decoder = msgspec.json.Decoder(_Rest)
 _span_decoder = msgspec.json.Decoder(SpanRecord)
 _mark_decoder = msgspec.json.Decoder(MarkRecord)
+
+
+def breathing() -> Callable[[], object] | None:
+    """What gives the interpreter away for a moment; None where no training waits for it.
+
+    In a process that records, whoever works through a batch calls it between slices.
+    """
+    return _breathe if "cirron_otel.recorder" in sys.modules else None
+
+
+def _breathe() -> None:
+    time.sleep(_YIELD_S)
 
 
 def read_batch(data: bytes, breathe: Callable[[], object] | None = None) -> Batch:

@@ -72,12 +72,7 @@ def _metric(metric: Metric) -> pb.Metric:
 
 
 def _number(point: Point) -> pb.NumberDataPoint:
-    out = pb.NumberDataPoint(
-        attributes=protobuf_attributes(point.attrs),
-        start_time_unix_nano=point.start_ns,
-        time_unix_nano=point.time_ns,
-        exemplars=list(map(_exemplar, point.exemplars)),
-    )
+    out = pb.NumberDataPoint(**_common(point))
     if type(point.value) is int:
         out.as_int = point.value
     else:
@@ -87,35 +82,38 @@ def _number(point: Point) -> pb.NumberDataPoint:
 
 def _histogram(point: Point, boundaries: tuple[float, ...]) -> pb.HistogramDataPoint:
     return pb.HistogramDataPoint(
-        attributes=protobuf_attributes(point.attrs),
-        start_time_unix_nano=point.start_ns,
-        time_unix_nano=point.time_ns,
-        count=point.total,
-        sum=point.value,
-        min=point.least,
-        max=point.most,
-        bucket_counts=point.buckets,
-        explicit_bounds=boundaries,
-        exemplars=list(map(_exemplar, point.exemplars)),
+        bucket_counts=point.buckets, explicit_bounds=boundaries, **_lengths(point)
     )
 
 
 def _exponential(point: Point, scale: Scale) -> pb.ExponentialHistogramDataPoint:
-    return pb.ExponentialHistogramDataPoint(
-        attributes=protobuf_attributes(point.attrs),
-        start_time_unix_nano=point.start_ns,
-        time_unix_nano=point.time_ns,
-        count=point.total,
-        sum=point.value,
-        min=point.least,
-        max=point.most,
-        scale=scale.scale,
-        zero_count=scale.zero_count,
-        positive=pb.ExponentialHistogramDataPoint.Buckets(
-            offset=scale.offset, bucket_counts=point.buckets
-        ),
-        exemplars=list(map(_exemplar, point.exemplars)),
+    buckets = pb.ExponentialHistogramDataPoint.Buckets(
+        offset=scale.offset, bucket_counts=point.buckets
     )
+    return pb.ExponentialHistogramDataPoint(
+        scale=scale.scale, zero_count=scale.zero_count, positive=buckets, **_lengths(point)
+    )
+
+
+def _lengths(point: Point) -> dict[str, Any]:
+    """What both kinds of histogram say of their points."""
+    return {
+        **_common(point),
+        "count": point.total,
+        "sum": point.value,
+        "min": point.least,
+        "max": point.most,
+    }
+
+
+def _common(point: Point) -> dict[str, Any]:
+    """What every point says."""
+    return {
+        "attributes": protobuf_attributes(point.attrs),
+        "start_time_unix_nano": point.start_ns,
+        "time_unix_nano": point.time_ns,
+        "exemplars": list(map(_exemplar, point.exemplars)),
+    }
 
 
 def _exemplar(one: Exemplar) -> pb.Exemplar:

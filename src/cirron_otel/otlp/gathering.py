@@ -20,6 +20,7 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
+from cirron_otel.otlp.announcing import is_long
 from cirron_otel.otlp.batches import Later, LaterRow, is_request
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.ranks import RankLinks, is_session
@@ -39,9 +40,6 @@ MAX_MARKS = 50_000
 #: Spans that went out with marks from a later file; those marks are not kept when it comes.
 _MAX_TAKEN = 10_000
 _MAX_ENDED = 10_000
-#: What is announced at once; anything else when it has been open for so long, in ns.
-_LONG_SCOPES = frozenset({semconv.SESSION, semconv.EPOCH, semconv.EVALUATION})
-_LONG_NS = 5_000_000_000
 
 #: The batches that the same writer wrote after this one, the nearest first. May be read lazily: no
 #: more are taken than are needed.
@@ -314,7 +312,7 @@ class Gatherer:
 def _announces(row: SpanRecord, batch: Batch) -> bool:
     """Whether an open scope is one that a reader of traces waits long for."""
     window = row.otel is not UNSET and row.otel.window is True
-    return window or row.name in _LONG_SCOPES or batch.created_ns - row.start_ns >= _LONG_NS
+    return window or is_long(row.name, batch.created_ns - row.start_ns)
 
 
 def _writer(batch: Batch) -> str:

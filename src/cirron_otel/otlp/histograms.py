@@ -15,6 +15,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from cirron_otel.otlp.instruments import Scale
+
 #: OpenTelemetry's defaults: so many buckets at most, as fine as this at first.
 MAX_BUCKETS = 160
 MAX_SCALE = 20
@@ -35,6 +37,10 @@ class Histogram(msgspec.Struct, array_like=True, gc=False):
         _add(self, lengths)
         for bucket in buckets:
             self.buckets[bucket] += 1
+
+    def shape(self) -> tuple[tuple[int, ...], None]:
+        """The counts of its buckets, whose bounds are the instrument's."""
+        return tuple(self.buckets), None
 
 
 class Exponential(msgspec.Struct, array_like=True, gc=False):
@@ -64,6 +70,11 @@ class Exponential(msgspec.Struct, array_like=True, gc=False):
             for at, count in buckets.items():
                 coarser[at >> 1] = coarser.get(at >> 1, 0) + count
             self.buckets = buckets = coarser
+
+    def shape(self) -> tuple[tuple[int, ...], Scale]:
+        """The counts of its buckets, and where these lie."""
+        first, counts = self.dense()
+        return counts, Scale(self.scale, first, self.zero_count)
 
     def dense(self) -> tuple[int, tuple[int, ...]]:
         """The first bucket's index, and the counts from there to the last one."""

@@ -31,7 +31,6 @@ from cirron_otel.otlp.instruments import (
     Exemplar,
     Metric,
     Point,
-    Scale,
 )
 from cirron_otel.otlp.request_metrics import measured
 
@@ -266,25 +265,17 @@ class Totals:
                 for key, value in sums.items()
             ]
             out.append(Metric(INSTRUMENTS[name], counted))
-        for name, histograms in self.saved.histograms.items():
+        kinds: tuple[Mapping[str, Mapping[str, Histogram | Exponential]], ...] = (
+            self.saved.histograms, self.saved.exponentials,
+        )  # fmt: skip
+        for name, histograms in (item for kind in kinds for item in kind.items()):
             lengths = [
                 Point(
                     series_attributes(name, key), start_ns, time_ns, one.sum_ns / 1e9,
                     tuple(self._exemplars_of(name, key)),
-                    one.count, one.least_ns / 1e9, one.most_ns / 1e9, tuple(one.buckets),
+                    one.count, one.least_ns / 1e9, one.most_ns / 1e9, *one.shape(),
                 )
                 for key, one in histograms.items()
-            ]  # fmt: skip
-            out.append(Metric(INSTRUMENTS[name], lengths))
-        for name, exponentials in self.saved.exponentials.items():
-            lengths = [
-                Point(
-                    series_attributes(name, key), start_ns, time_ns, one.sum_ns / 1e9,
-                    tuple(self._exemplars_of(name, key)),
-                    one.count, one.least_ns / 1e9, one.most_ns / 1e9, one.dense()[1],
-                    Scale(one.scale, one.dense()[0], one.zero_count),
-                )
-                for key, one in exponentials.items()
             ]  # fmt: skip
             out.append(Metric(INSTRUMENTS[name], lengths))
         return out

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from cirron_otel.errors import SpoolError
 from cirron_otel.reading.index import Index, SessionInfo
 from cirron_otel.reading.rows import read
+from cirron_otel.recovery import host_of
 from cirron_otel.run import straggler
 from cirron_otel.run.straggler import Straggler, Summary
 from cirron_otel.run.straggler_times import StepTimes, Tally, rows_of
@@ -53,7 +54,7 @@ def of_run(index: Index, chosen: SessionInfo) -> SideBySide:
         if info is None:
             continue
         rank = min(info.ranks, default=0)
-        found.hosts.setdefault(rank, file.source.writer.rsplit("-", 2)[0])
+        found.hosts.setdefault(rank, host_of(file.source.writer))
         try:
             data = read(file.path)
         except SpoolError as exc:
