@@ -20,7 +20,7 @@ from pathlib import Path
 
 from groups import measure_groups
 from harness import Bench, Row, SideError, median_of
-from snapshots import resnet50
+from shapes import resnet50
 
 from cirron_otel.weights import containers
 from cirron_otel.weights.containers import Part

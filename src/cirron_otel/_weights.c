@@ -20,7 +20,8 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { BINS = 16, NO_BIN = 128, EDGES = 15, BLOCK = 2048, PART = 512, CHUNK = 1 << 17, MAX_THREADS = 64 };
+enum { BINS = 16, NO_BIN = 128, EDGES = 15, BLOCK = 2048, PART = 512 };
+enum { CHUNK = 1 << 17, MAX_THREADS = 64 };
 enum { F32, F64, BF16, F16, I16, U16, I32, U32, I64, U64, BYTE, CODES };
 
 static const int SIZES[CODES] = {4, 8, 2, 2, 2, 2, 4, 4, 8, 8, 1};

@@ -36,6 +36,7 @@ from place import Place
 
 import cirron_otel as ci
 from cirron_otel.weights import reductions, reductions_kernel
+from run import table
 
 if TYPE_CHECKING:
     from harness import Row
@@ -65,7 +66,7 @@ def main(argv: list[str] | None = None) -> int:
     checks = _check(place, options.only)
     rows, errors = _measure(place, options.only)
     if rows:
-        _say(f"\n{_table(rows)}\n")
+        _say(f"\n{table(rows)}\n")
     if options.out is not None:
         shown = {
             **about, "checks": checks, "figures": [row.to_json() for row in rows], "errors": errors,
@@ -120,16 +121,6 @@ def _measure(place: Place, only: list[str]) -> tuple[list[Row], dict[str, str]]:
             _say(f"{row.verdict}: {row.work}: {quantity(row.measured, row.unit)}")
         rows += made
     return rows, errors
-
-
-def _table(rows: list[Row]) -> str:
-    lines = [["work", "ours", "beside", "measured", "must", "goal", "verdict"]]
-    lines += [row.cells() for row in rows]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )
 
 
 def _attempt(call: Callable[[], object]) -> str | None:

@@ -18,7 +18,7 @@ from cirron_otel.monitor.checks.channels import (
     indices,
     nothing_stuck,
 )
-from cirron_otel.monitor.observing import Rows, Wanted, _is_ordinary, _row_tensors, row_max
+from cirron_otel.monitor.filters import Rows, Wanted, row_max, row_vectors, unusual
 
 _VECTORS = json.loads(
     (Path(__file__).resolve().parent.parent / "formats/records/vectors.json").read_text()
@@ -59,10 +59,10 @@ def test_the_fast_look_at_a_weight_finds_the_same_classes(
     exact = row_max(tensor)
     for tolerance in (TOLERANCE, None):
         wanted = Wanted("", tensor, None, None, None, None, tolerance)
-        sizes, *_ = _row_tensors(wanted, tensor)
+        sizes, *_ = row_vectors(wanted, tensor)
         assert sizes is not None
         assert (sizes == 0).tolist() == (exact == 0).tolist()
-        if _is_ordinary(wanted, tensor, {}):
+        if not unusual([(wanted, tensor)], {}):
             has_relu = tolerance is not None
             rows = Rows(exact, None, None, None)
             classes = classify(rows, has_relu=has_relu, tolerance=TOLERANCE)

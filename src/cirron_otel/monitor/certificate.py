@@ -15,9 +15,10 @@ from cirron_otel.monitor import kinds
 from cirron_otel.monitor.activity import Activity
 from cirron_otel.monitor.checks.channels import Classes
 from cirron_otel.monitor.modules import version_of
-from cirron_otel.monitor.observing import At, Read
 from cirron_otel.monitor.owners import Owners
 from cirron_otel.monitor.producers import Producer, is_own_weight
+from cirron_otel.monitor.reads import At, Read
+from cirron_otel.monitor.structure import Consumers
 
 STATEMENT = (
     "each of these channels puts out one number, at most zero, for every input (its filter is "
@@ -67,6 +68,14 @@ class Window(NamedTuple):
     steps: int
     #: Whether a gradient scaler will skip this step, as gradients are no numbers.
     skips: bool
+    #: The graph of the loss.
+    consumers: Consumers
+
+    def why_no_relu(self, layer: str) -> str | None:
+        """Why a ReLU alone does not use what a layer put out last; None where nothing is known."""
+        if self.activity is None:
+            return None
+        return self.consumers.why_no_relu(self.activity.nodes.get(layer))
 
 
 class Certificates:

@@ -18,6 +18,7 @@ from cirron_otel.monitor.checks.channels import (
     nothing_stuck,
 )
 from cirron_otel.monitor.fading import Fading
+from cirron_otel.monitor.from_start import FromStart
 from cirron_otel.monitor.guardian import WRITTEN, Guardian
 from cirron_otel.monitor.levels import Levels
 from cirron_otel.monitor.owners import Owners
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
     from cirron_otel._guard import Guard
     from cirron_otel.findings import Finding
     from cirron_otel.monitor.activity import Activity
+    from cirron_otel.monitor.filters import Wanted
     from cirron_otel.monitor.manifest import Facts
-    from cirron_otel.monitor.observing import Observation, Wanted
+    from cirron_otel.monitor.observing import Observation
 
 Event = tuple[str, dict[str, Any]]
 #: The rule of an event that ends a certificate.
@@ -68,12 +70,10 @@ class ChannelWatch:
         self._quiet = Quiet(facts.config)
         self._fading = Fading(facts.config)
         self._levels = Levels(facts.config)
-        #: Channels that were zero at the first check, and still are.
-        self._from_start: dict[str, torch.Tensor] = {}
+        self._from_start = FromStart()
         self._certified_once: set[str] = set()
         self._refused: set[tuple[str, str]] = set()
         self._step: int | None = None
-        self._consumers = Consumers(None)
         #: Certificates that were ended by a broken premise.
         self.violated = 0
 
@@ -173,28 +173,24 @@ class ChannelWatch:
         skip this step.
         """
         step, first = seen.step, self._step is None
-        window = Window(None if first else self._activity, step - (self._step or 0), skips)
+        activity = None if first else self._activity
+        window = Window(activity, step - (self._step or 0), skips, Consumers(root))
         self._step = step
         self._levels.begin()
         self._quiet.begin()
         self._fading.begin()
-        self._consumers = Consumers(root)
         self._certificates.begin(self.producers)
         classes = {one.name: self._classes_of(one, seen) for one in self.producers}
         if first:
-            self._from_start = {
-                name: zero
-                for name, found in classes.items()
-                if found is not None and bool((zero := found.candidate | found.constant).any())
-            }
+            self._from_start.begin(classes)
         evidence = self._certificates.gather(
             one for one in self.producers if self._is_suspect(one, classes[one.name])
         )
         self._look_at_structure_again(root)
         for producer in self.producers:
-            found = self._without_learning(producer.name, classes[producer.name], evidence)
+            name = producer.name
+            found = self._from_start.without_learning(name, classes[name], evidence)
             yield from self._look_at(producer, seen, window, found, evidence)
-        self._consumers = Consumers(None)
 
     def _classes_of(self, producer: Producer, seen: Observation) -> Classes | None:
         rows, tolerance = seen.rows.get(producer.name), self._facts.config.decayed_rel_tol
@@ -208,26 +204,8 @@ class ChannelWatch:
             return True
         if classes is None:
             return False
-        return producer.name in self._from_start or bool(classes.candidate.any())
-
-    def _without_learning(
-        self, name: str, classes: Classes | None, evidence: Mapping[str, Evidence]
-    ) -> Classes | None:
-        """The classes without channels that began as zeros and have a gradient: they will learn."""
-        zero = self._from_start.get(name)
-        if zero is None:
-            return classes
-        if classes is None:
-            del self._from_start[name]
-            return None
-        zero = self._from_start[name] = zero & (classes.candidate | classes.constant)
-        learns = zero & evidence[name].gradient
-        if not bool(learns.any()):
-            return classes
-        return Classes(
-            classes.zero_row & ~learns, classes.zero_scale & ~learns, classes.constant & ~learns,
-            classes.decayed,
-        )  # fmt: skip
+        began_as_zero = self._from_start.channels(producer.name) is not None
+        return began_as_zero or bool(classes.candidate.any())
 
     def _look_at_structure_again(self, root: object) -> None:
         """Whether what follows a certified layer is still what it was."""
@@ -298,10 +276,8 @@ class ChannelWatch:
         if bool(new.any()) and self._certificates.look_for_others(producer):
             known = self._certificates.gather([producer])[producer.name]
             verdict = judge(classes, why_not(producer, window), known)
-        if bool(new.any()) and window.activity is not None:
-            why = self._consumers.why_no_relu(window.activity.nodes.get(producer.name))
-            if why is not None:
-                verdict = judge(classes, why, known)
+        if bool(new.any()) and (why := window.why_no_relu(producer.name)) is not None:
+            verdict = judge(classes, why, known)
         return verdict, known
 
     # --- certificates -----------------------------------------------------------------------------
@@ -386,7 +362,7 @@ class ChannelWatch:
         self, step: int, producer: Producer, classes: Classes | None,
         certified: torch.Tensor | None, quiet: torch.Tensor | None,
     ) -> Iterator[Event]:  # fmt: skip
-        from_start = self._from_start.get(producer.name)
+        from_start = self._from_start.channels(producer.name)
         targets = self._repair.targets(producer, classes, from_start, quiet)
         found = self._repair.look(step, producer, targets, certified)
         if found is not None:
@@ -401,9 +377,7 @@ class ChannelWatch:
             standing = standing.clone()
             standing[channels] = False
             self._guardian.watch(producer, standing)
-        zero = self._from_start.get(producer.name)
-        if zero is not None:
-            zero[channels] = False
+        self._from_start.changed(producer.name, channels)
 
     def undo(self, layer: str | None) -> Iterator[Event]:
         """Take back the last repair of a layer, or of every layer that had one."""

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from cirron_otel.monitor.checks.channels import classify
+from cirron_otel.monitor.filters import Rows, row_max
 from cirron_otel.monitor.hooking import Hook, Hooks, makes_graph
 from cirron_otel.monitor.modules import is_optimizer, version_of
-from cirron_otel.monitor.observing import Rows, row_max
 from cirron_otel.monitor.stepping import Listening
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ class _Watched:
         self.producer = producer
         #: A boolean vector: which channels are certified.
         self.channels = channels
-        self.tensors = list(producer.tensors().values())
+        self.found = producer.now()
+        self.tensors = [one for one in self.found if one is not None]
         self.ids = {id(tensor) for tensor in self.tensors}
         self.versions = _versions(self.tensors)
         self.settings: dict[int, object] = {}
@@ -265,8 +266,8 @@ class Guardian:
 
 def _are_others(watched: _Watched, producer: Producer) -> bool:
     """Whether a layer has other parameters than those that are watched."""
-    now, before = list(producer.tensors().values()), watched.tensors
-    return len(now) != len(before) or any(a is not b for a, b in zip(now, before, strict=True))
+    pairs = zip(producer.now(), watched.found, strict=True)
+    return any(now is not before for now, before in pairs)
 
 
 def _versions(tensors: list[torch.Tensor]) -> list[int]:

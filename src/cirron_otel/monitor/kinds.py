@@ -27,18 +27,25 @@ _ROWS = 2
 
 def producer_base(module: nn.Module) -> type[nn.Module] | None:
     """The class of torch's whose channels a module has; None for one without channels."""
-    return next((base for base in _PRODUCERS if isinstance(module, base)), None)
+    return _base(module, _PRODUCERS)
 
 
 def is_batchnorm(module: nn.Module) -> bool:
     """Whether it is a BatchNorm that computes what torch's does."""
-    base = next((base for base in _BATCHNORMS if isinstance(module, base)), None)
-    return base is not None and _computes_as(type(module), base)
+    return _computes_as_one(module, _BATCHNORMS)
 
 
 def is_relu(module: nn.Module) -> bool:
     """Whether it is a ReLU that computes what torch's does."""
-    base = next((base for base in _RELUS if isinstance(module, base)), None)
+    return _computes_as_one(module, _RELUS)
+
+
+def _base(module: nn.Module, bases: tuple[type[nn.Module], ...]) -> type[nn.Module] | None:
+    return next((base for base in bases if isinstance(module, base)), None)
+
+
+def _computes_as_one(module: nn.Module, bases: tuple[type[nn.Module], ...]) -> bool:
+    base = _base(module, bases)
     return base is not None and _computes_as(type(module), base)
 
 
@@ -104,7 +111,8 @@ def tensor_of(module: nn.Module, name: str) -> torch.Tensor | None:
 def sizes_of(module: nn.Module) -> torch.Tensor | None:
     """What says how large the filter of each channel is: its weight, or weight norm's magnitude.
 
-    None where nothing does: another parametrization, a forward of its own, numbers of another kind.
+    None where nothing does: another parametrization, a forward of its own, numbers of another kind,
+    a sparse weight.
     """
     if not _computes_as(type(module), producer_base(module) or nn.Module):
         return None
@@ -113,7 +121,7 @@ def sizes_of(module: nn.Module) -> torch.Tensor | None:
         weight = _magnitude(module)
     if weight is None or weight.dim() < _ROWS or not weight.numel():
         return None
-    if weight.dtype not in _FLOATS:
+    if weight.dtype not in _FLOATS or weight.layout is not torch.strided:
         return None
     return weight if type(weight) in (torch.Tensor, nn.Parameter) else None
 

@@ -219,8 +219,7 @@ class Pipeline:
         if replaced:
             making.take()
         before, self._learning = self._learning, making.learning
-        learning = self._learning
-        if learning <= before and not replaced:
+        if self._learning <= before and not replaced:
             return []
         known = {layer.name: layer.parameters for layer in facts.layers}
         try:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from cirron_otel.monitor import kinds
 from cirron_otel.monitor.activity import Activity, Site
+from cirron_otel.monitor.filters import Wanted
 from cirron_otel.monitor.modules import Layer
-from cirron_otel.monitor.observing import Wanted
 
 if TYPE_CHECKING:
     import torch

@@ -72,20 +72,20 @@ class _OnDevice:
         self._rest: list[tuple[int, torch.Tensor]] = []
         self._coming: Coming | None = None
         self._captures = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-        kinds: dict[torch.dtype | None, list[tuple[int, torch.Tensor]]] = {}
+        fusible: dict[torch.dtype, list[tuple[int, torch.Tensor]]] = {}
         for number, one in tensors:
-            dtype = one.tensor.dtype if not self._captures and _is_fusible(one) else None
-            kinds.setdefault(dtype, []).append((number, one.tensor))
-        self._rest += kinds.pop(None, [])
-        if kinds:
+            fuses = not self._captures and _is_fusible(one)
+            some = fusible.setdefault(one.tensor.dtype, []) if fuses else self._rest
+            some.append((number, one.tensor))
+        if fusible:
             with beside(device):
-                self._begin(kinds)
+                self._begin(fusible)
 
-    def _begin(self, kinds: Mapping[torch.dtype | None, list[tuple[int, torch.Tensor]]]) -> None:
+    def _begin(self, fusible: Mapping[torch.dtype, list[tuple[int, torch.Tensor]]]) -> None:
         """Queue the launches of all dtypes, and one copy of all that they give."""
         rows: list[torch.Tensor] = []
-        for dtype, some in kinds.items():
-            launch = None if dtype is None else fused_way(self._device, dtype)
+        for dtype, some in fusible.items():
+            launch = fused_way(self._device, dtype)
             try:
                 made = launch and launch([one for _, one in some], histogram=self._histogram)
             except Exception:  # noqa: BLE001 - then the other way, which says what is wrong

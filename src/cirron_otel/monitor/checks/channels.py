@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from cirron_otel.monitor.observing import Rows
+from cirron_otel.monitor.filters import Rows
 
 LEVELS = ("none", "some", "most", "all")
 
