@@ -41,8 +41,9 @@ from harness import (
 SCRIPT = Path(__file__).name
 WARM_UP = 2_000
 _ATTRS = {"request_id": "0123456789abcdef0123456789abcdef", "kind": "inference", "by": "us"}
+Headers = list[tuple[str, str]]
 #: What an instrumented client sends, among what every client does.
-_HEADERS = [
+_HEADERS: Headers = [
     ("host", "127.0.0.1:8000"), ("user-agent", "python-httpx/0.28.1"), ("accept", "*/*"),
     ("accept-encoding", "gzip, deflate"), ("content-type", "application/json"),
     ("content-length", "64"), ("x-request-id", "load-1"),
@@ -76,11 +77,11 @@ def timed(n: int, run: Callable[[int], object], flush: Callable[[], object]) -> 
     }
 
 
-def call_sync(side: str, n: int) -> Result:
-    """``n`` calls of a decorated function that does nothing."""
+def call_sync(side: str, n: int, headers: Headers | None = None) -> Result:
+    """``n`` calls of a decorated function that does nothing; its requests have these headers."""
     ci = library(side)
 
-    @ci.inference
+    @(ci.inference if headers is None else ci.inference(headers=lambda: headers))
     def predict() -> None:
         return None
 
@@ -110,48 +111,18 @@ def call_async(side: str, n: int) -> Result:
     return result
 
 
-def call_caller(n: int) -> Result:
-    """The same for a function whose requests come with headers that name their caller's trace."""
-    ci = library("ours")
+def call_otel(n: int, headers: Headers | None = None) -> Result:
+    """The OTel SDK: ``n`` spans with three attributes each, the batch processor drained.
 
-    @ci.inference(headers=lambda: _HEADERS)
-    def predict() -> None:
-        return None
-
-    def run(count: int) -> None:
-        for _ in range(count):
-            predict()
-
-    result = timed(n, run, ci.flush)
-    ci.shutdown()
-    return result
-
-
-def call_otel_caller(n: int) -> Result:
-    """The OTel SDK: as below, with its propagator and the same headers."""
-    propagate = load("opentelemetry.propagate")
+    With ``headers`` its propagator reads the caller from them, else they are roots.
+    """
     made, exporter = load("peers").provider(n)
-    tracer = made.get_tracer("bench")
+    tracer, extract = made.get_tracer("bench"), load("opentelemetry.propagate").extract
 
     def run(count: int) -> None:
         for _ in range(count):
-            context = propagate.extract(dict(_HEADERS))
+            context = None if headers is None else extract(dict(headers))
             with tracer.start_as_current_span("request", context, attributes=_ATTRS):
-                pass
-
-    result = timed(n, run, made.force_flush)
-    made.shutdown()
-    return {**result, "spans": {"request": exporter.spans}}
-
-
-def call_otel(n: int) -> Result:
-    """The OTel SDK: ``n`` root spans with three attributes each, the batch processor drained."""
-    made, exporter = load("peers").provider(n)
-    tracer = made.get_tracer("bench")
-
-    def run(count: int) -> None:
-        for _ in range(count):
-            with tracer.start_as_current_span("request", attributes=_ATTRS):
                 pass
 
     result = timed(n, run, made.force_flush)
@@ -179,17 +150,18 @@ def measure_call(bench: Bench) -> list[Row]:
                 Row(f"decorated call, {kind}, drained", ours, label, ratio, "x", must, goal,
                     note=f"of {peer}, in CPU time of all threads {cpu:.3f}")
             )  # fmt: skip
-    return [*rows, _measure_caller(bench, n)]
+    return rows
 
 
-def _measure_caller(bench: Bench, n: int) -> Row:
+def measure_caller(bench: Bench) -> list[Row]:
     """A decorated call whose headers name a trace."""
+    n = bench.pick(50_000, 5_000)
     sides = ["ours-caller", "ours-sync", "otel-caller"]
     done = bench.rounds("caller", SCRIPT, sides, bench.pick(11, 2), {"n": n}, _inspect)
     for side in sides:
         expect_rows(done, side, "spans", "request", n + WARM_UP)
     more = median_ratio(done, sides[0], sides[1], "cpu_us")
-    return Row(
+    row = Row(
         "decorated call with a caller's headers, drained",
         microseconds(median_of(done, sides[0])),
         f"{sides[2]} {microseconds(median_of(done, sides[2]))}",
@@ -199,6 +171,7 @@ def _measure_caller(bench: Bench, n: int) -> Row:
         1 / 8,
         note=f"of {sides[2]}; in CPU time {more:.2f} of a call without headers",
     )
+    return [row]
 
 
 def _inspect(directory: Path) -> Result:
@@ -274,6 +247,7 @@ def measure_service(bench: Bench) -> list[Row]:
 
 GROUPS: dict[str, Callable[[Bench], list[Row]]] = {
     "call": measure_call,
+    "caller": measure_caller,
     "streams": measure_streams,
     "service": measure_service,
 }
@@ -282,9 +256,9 @@ SIDES: dict[str, Callable[..., Result]] = {
     "ours-async": lambda n: call_async("ours", n),
     "cirron-sdk-sync": lambda n: call_sync("cirron-sdk", n),
     "cirron-sdk-async": lambda n: call_async("cirron-sdk", n),
-    "ours-caller": call_caller,
+    "ours-caller": lambda n: call_sync("ours", n, _HEADERS),
     "otel": call_otel,
-    "otel-caller": call_otel_caller,
+    "otel-caller": lambda n: call_otel(n, _HEADERS),
     "ours-streams": lambda n: open_streams("ours", n),
     "plain-streams": lambda n: open_streams("plain", n),
 }

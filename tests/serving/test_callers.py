@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from opentelemetry import propagate
 from opentelemetry.context import Context
@@ -68,6 +68,7 @@ def _headers(draw: st.DrawFn) -> list[tuple[str | bytes, str | bytes]]:
 
 
 @given(_headers())
+@example([("x-request-id", ""), ("x-request-id", "one")])
 def test_headers_say_what_the_propagator_says(
     headers: list[tuple[str | bytes, str | bytes]],
 ) -> None:
@@ -211,3 +212,38 @@ def test_a_propagator_that_comes_later_counts(propagator: TextMapPropagator) -> 
     with ci.request(headers=headers) as second:
         assert second.get_span_context().trace_id == 0xABC
     assert ci.shutdown()
+
+
+class Asked(TraceContextTextMapPropagator):
+    """Counts how often it is asked."""
+
+    times = 0
+
+    def extract(
+        self,
+        carrier: CarrierT,
+        context: Context | None = None,
+        getter: Getter[CarrierT] = default_getter,  # type: ignore[assignment]
+    ) -> Context:
+        """As a propagator's."""
+        self.times += 1
+        return super().extract(carrier, context, getter)
+
+
+def test_no_propagator_is_asked_where_nothing_is_recorded() -> None:
+    """The caller's id is kept all the same, in whatever form it comes; broken ones do no harm."""
+    known, asked = propagate.get_global_textmap(), Asked()
+    propagate.set_global_textmap(asked)
+    try:
+        headers: list[tuple[str | bytes, str | bytes]] = [
+            ("traceparent", CALLER), (b"X-Request-ID", b" one "), ("x-request-id", "two"),
+        ]  # fmt: skip
+        assert ci.request(headers=headers).request_id == "one"
+        assert ci.request(headers={"x-request-id": "one"}).request_id == "one"
+        assert ci.request(headers=iter(headers)).request_id == "one"
+        assert ci.request(headers=headers, request_id="mine").request_id == "mine"
+        assert len(ci.request(headers=[("x-request-id",)]).request_id) == 32  # type: ignore[list-item]
+        assert open_request(headers=headers) is None
+    finally:
+        propagate.set_global_textmap(known)
+    assert asked.times == 0

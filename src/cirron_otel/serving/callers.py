@@ -112,7 +112,7 @@ class Callers:
 
     def _plain(self, headers: Headers) -> Caller | None:
         """The caller, where no propagator is needed to tell; else None."""
-        given: str | None = None
+        given: object = None
         parent: object = None
         fields = self._fields
         for name, value in headers.items() if isinstance(headers, Mapping) else headers:
@@ -125,15 +125,16 @@ class Callers:
                 elif key not in _BAGGAGE_NAMES:
                     return None
             elif given is None and key in REQUEST_ID_NAMES:
-                given = request_id_of(value)
+                given = value
+        identity = request_id_of(given)
         if parent is None:
-            return NOBODY if given is None else Caller(given)
+            return NOBODY if identity is None else Caller(identity)
         found = _TRACEPARENT.fullmatch(text_of_header(parent))
         if found is None:
             return None
         trace_id, span_id, flags = found.groups()
         return Caller(
-            given,
+            identity,
             SpanContext(
                 int(trace_id, 16), int(span_id, 16), is_remote=True,
                 trace_flags=TraceFlags(int(flags, 16)),

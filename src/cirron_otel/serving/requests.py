@@ -8,6 +8,7 @@ them apart.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,11 @@ from cirron_otel.scopes import _in_child
 from cirron_otel.serving import gen_ai
 from cirron_otel.serving.callers import (
     NOBODY,
+    REQUEST_ID_HEADER,
     Caller,
     Callers,
     Headers,
-    read_caller,
+    header_of,
     request_id_of,
 )
 from cirron_otel.serving.idle_request import IdleRequest
@@ -157,36 +159,60 @@ def request(  # noqa: PLR0913 - what a request is
     Never raises, never blocks, any thread.
     """
     said = gen_ai.start_attributes(model=model, operation=operation, provider=provider)
-    rec = recorder._current or _in_child()  # noqa: SLF001
-    return _make(rec, name, _caller(rec, headers, request_id), {**said, **attrs})
+    return _make(name, {**said, **attrs}, headers, request_id)
 
 
 def _make(
-    rec: Recorder | None, name: str, caller: Caller, attrs: Mapping[str, Any]
+    name: str,
+    attrs: Mapping[str, Any],
+    headers: Headers | None = None,
+    request_id: object = None,
 ) -> RequestSpan | JoinedRequest | IdleRequest:
     """A request, not opened; an idle one where nothing is recorded."""
+    rec = recorder._current or _in_child()  # noqa: SLF001
     if rec is None:
-        identity = caller.request_id or os.urandom(16).hex()
+        identity = _id_alone(headers, request_id) or os.urandom(16).hex()
         return IdleRequest(name, None, {**attrs, semconv.REQUEST_ID: identity})
+    return _new(rec, name, attrs, headers, request_id)
+
+
+made_by(_make)
+
+
+def _new(
+    rec: Recorder,
+    name: str,
+    attrs: Mapping[str, Any],
+    headers: Headers | None,
+    request_id: object,
+) -> RequestScope:
+    """A request of a recorder's, not opened."""
     maker = requests_of(rec)
-    return maker.new(name, {**maker.given, **attrs}, caller)
+    return maker.new(name, {**maker.given, **attrs}, _caller(maker, rec, headers, request_id))
 
 
-made_by(lambda name, attrs: _make(recorder._current or _in_child(), name, NOBODY, attrs))  # noqa: SLF001
-
-
-def _caller(rec: Recorder | None, headers: Headers | None, request_id: object) -> Caller:
+def _caller(maker: Requests, rec: Recorder, headers: Headers | None, request_id: object) -> Caller:
     """Who sent a request; ``request_id`` is the id where it is given. Never raises."""
     given: str | None = None
     caller = NOBODY
     try:
         given = request_id_of(request_id)
         if headers is not None:
-            caller = read_caller(headers) if rec is None else requests_of(rec).caller(headers)
+            caller = maker.caller(headers)
     except Exception as error:  # noqa: BLE001 - whatever the server's object raises
-        if rec is not None:
-            rec.guard.repeat_warning("request.headers", f"headers cannot be read: {error!r}")
+        rec.guard.repeat_warning("request.headers", f"headers cannot be read: {error!r}")
     return caller if given is None else Caller(given, caller.span)
+
+
+def _id_alone(headers: Headers | None, request_id: object) -> str | None:
+    """The id that a request comes with; no propagator is asked for more. Never raises."""
+    given: str | None = None
+    with contextlib.suppress(Exception):  # whatever the server's object raises
+        given = request_id_of(request_id)
+        if given is None and headers is not None:
+            pairs = headers.items() if isinstance(headers, Mapping) else headers
+            given = request_id_of(header_of(pairs, REQUEST_ID_HEADER))
+    return given
 
 
 def open_request(  # noqa: PLR0913 - what a request is
@@ -205,16 +231,16 @@ def open_request(  # noqa: PLR0913 - what a request is
     ``attach`` it is current only inside ``running()``.
     """
     rec = recorder._current or _in_child()  # noqa: SLF001
-    scope = _make(rec, name, _caller(rec, headers, request_id), attrs or {})
-    if isinstance(scope, IdleRequest):
+    if rec is None:
         return None
     try:
+        scope = _new(rec, name, attrs or {}, headers, request_id)
         if not scope.open(attach=attach, start_ns=start_ns):
             return None
         if shared:
             scope.state.shared = True
     except Exception as error:  # noqa: BLE001 - see _guard
-        scope._rec.guard.swallow("request.open", error)  # noqa: SLF001 - it is made here
+        rec.guard.swallow("request.open", error)
         return None
     return scope
 
