@@ -8,9 +8,10 @@
 Scopes alone against scopes with everything that is on by default (time by category, progress,
 watchdog, stalls, throughput), in blocks of about a second in turn, each with the flush that comes
 once a second, all in one recording. Nobody can switch these off, so for the side without them they
-are taken out by hand. Nothing of it runs where the training does: what it adds is CPU time of the
-flush, a thousandth of the block, while steps of torch themselves differ by some percent from block
-to block. So the flushes are compared, and the whole steps are shown beside it.
+are taken out by hand. What counts is the whole step, flush included, in CPU time of all threads: by
+the median of the ratios of the pairs. Steps of torch themselves differ by some percent from block
+to block, so there are many pairs, and the note says how far they lie apart. Nothing of it runs
+where the training does, so what the flushes take more is shown beside it; that differs less.
 
 ``ddp`` is what a replicated model's hooks add (who waits for whom): a process group of one rank.
 How well stragglers are found is ``benchmarks/stragglers.py``.
@@ -28,7 +29,7 @@ from typing import Any
 
 from groups import measure_groups
 from harness import Bench, Result, Row, child, load
-from torch_hook import prepared, training, warmed_up
+from torch_hook import block, prepared
 
 SCRIPT = Path(__file__).name
 #: Steps of the training whose categories are added up.
@@ -61,27 +62,14 @@ def compare(work: str, block_s: float, pairs: int) -> Result:
 
 def _block(run: Callable[[int], None], count: int, flush: Callable[[], object]) -> dict[str, float]:
     """A block and its flush, us a step: by the clock, in CPU time, and the flush alone in that."""
-    began, cpu = time.perf_counter(), time.process_time()
-    run(count)
-    between = time.process_time()
-    flush()
-    ended, done = time.perf_counter(), time.process_time()
-    lengths = {"clock": ended - began, "cpu": done - cpu, "flush": done - between}
-    return {name: length * 1e6 / count for name, length in lengths.items()}
+    clock, cpu = block(run, count, lambda: None)
+    flush_clock, flush_cpu = (took / count for took in block(lambda _: None, 1, flush))
+    return {"clock": clock + flush_clock, "cpu": cpu + flush_cpu, "flush": flush_cpu}
 
 
 def replicated(block_s: float, pairs: int) -> Result:
     """Blocks of steps of a replicated model without and with its hooks, CPU time, us a step."""
-    torch, _, _, _ = prepared("mlp", 0.01)
-    nn, dist = torch.nn, torch.distributed
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    model = nn.parallel.DistributedDataParallel(
-        nn.Sequential(
-            nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
-        )
-    )
-    run = training(model, torch.randn(32, 64), torch.randint(0, 10, (32,)))
-    count = max(1, int(block_s / warmed_up(run)))
+    torch, run, count, _ = prepared("replicated", block_s)
     ci = load("cirron_otel")
     ci.profile(frameworks=["torch"], snapshots=None, terminal="none", flush_interval=3600)
     rec: Any = load("cirron_otel.recorder")._current  # noqa: SLF001 - as above
@@ -102,10 +90,10 @@ def replicated(block_s: float, pairs: int) -> Result:
                 replica._ask_all()  # noqa: SLF001 - as above
             gc.collect()
             run(5)
-            taken[hooked].append(_block(run, count, lambda: None)["cpu"])
+            taken[hooked].append(block(run, count, lambda: None)[1])
             ci.flush()
     ci.shutdown()
-    dist.destroy_process_group()
+    torch.distributed.destroy_process_group()
     return {"plain": taken[False], "hooked": taken[True]}
 
 
@@ -143,7 +131,7 @@ def _step(bench: Bench, work: str, label: str, must: float, goal: float) -> list
         SCRIPT,
         ["compare"],
         bench.pick(3, 1),
-        {"work": work, "block_s": bench.pick(10, 3) / 10, "pairs": bench.pick(7, 3)},
+        {"work": work, "block_s": bench.pick(10, 3) / 10, "pairs": bench.pick(15, 3)},
     )
     pairs = [
         pair
@@ -152,28 +140,32 @@ def _step(bench: Bench, work: str, label: str, must: float, goal: float) -> list
     ]
     step = statistics.median(alone["cpu"] for alone, _ in pairs)
     added = statistics.median(both["flush"] - alone["flush"] for alone, both in pairs)
-    share = added / step * 100
+    cpu, clock = (
+        [(both[name] / alone[name] - 1) * 100 for alone, both in pairs] for name in ("cpu", "clock")
+    )
+    middle = statistics.median(cpu)
+    low, _, high = statistics.quantiles(cpu, n=4)
     told = f"all of the run on, {label} step"
-    rows = [
+    return [
+        Row(
+            told,
+            f"{middle:+.2f} % of {step:.0f} us",
+            "scopes alone",
+            middle,
+            "%",
+            must,
+            goal,
+            note=f"CPU time of all threads, the flush included; half of the {len(pairs)} pairs lie "
+            f"between {low:+.1f} and {high:+.1f} %; by the clock {statistics.median(clock):+.2f} %",
+        ),
         Row(
             f"{told}: what flushing does more, CPU time",
             f"{added:+.2f} us of {step:.0f} us",
             "scopes alone",
-            share,
+            added / step * 100,
             "%",
-            must,
-            goal,
-        )
+        ),
     ]
-    for name, words in (("cpu", "CPU time of all threads"), ("clock", "by the clock")):
-        ratios = [(both[name] / alone[name] - 1) * 100 for alone, both in pairs]
-        middle = statistics.median(ratios)
-        low, _, high = statistics.quantiles(ratios, n=4)
-        note = f"half of the pairs lie between {low:+.1f} and {high:+.1f} %"
-        rows.append(
-            Row(f"{told}: {words}", f"{middle:+.2f} %", "scopes alone", middle, "%", note=note)
-        )
-    return rows
 
 
 def measure_mlp(bench: Bench) -> list[Row]:

@@ -45,14 +45,21 @@ Work = Callable[[int], None]
 # --- what is trained ------------------------------------------------------------------------------
 
 
-def mlp() -> Work:
+def mlp(wrap: Callable[[Any], Any] = lambda model: model) -> Work:
     """A step of an MLP with three layers, about 0.3 ms on one core."""
     torch = load("torch")
     nn = torch.nn
     model = nn.Sequential(
         nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)
     )
-    return training(model, torch.randn(32, 64), torch.randint(0, 10, (32,)))
+    return training(wrap(model), torch.randn(32, 64), torch.randint(0, 10, (32,)))
+
+
+def replicated() -> Work:
+    """The same under DDP, in a process group of one rank."""
+    dist = load("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return mlp(load("torch").nn.parallel.DistributedDataParallel)
 
 
 def transformer() -> Work:
@@ -104,7 +111,12 @@ def nested() -> Work:
     return forwards
 
 
-WORK = {"mlp": mlp, "transformer": transformer, "nested": nested}
+WORK: dict[str, Callable[[], Work]] = {
+    "mlp": mlp,
+    "replicated": replicated,
+    "transformer": transformer,
+    "nested": nested,
+}
 
 
 # --- sides ----------------------------------------------------------------------------------------

@@ -679,8 +679,9 @@ mine_of(Pass *pass)
             Py_DECREF(mine);
             return NULL;
         }
-        put(&pass->mine, mine);
         pass->thread = here.thread;
+        put(&pass->mine, mine); /* last: with the one it lets go of another thread may come in */
+        return mine;            /* which its thread keeps */
     }
     return pass->mine;
 }

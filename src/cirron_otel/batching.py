@@ -159,10 +159,10 @@ class Batcher:
         self.wake: Callable[[], object] = lambda: None
         self._lock = threading.Lock()
         self._last_created = 0
-        #: Bytes of a row in the last slice of its kind.
         self._ids: list[str] = []
         self._end_of: dict[str, Any] | None = None
         self._end = b"}"
+        #: Bytes of a row in the last slice of its kind.
         self._row_bytes = {"spans": 1, "marks": 1, "snapshots": 1, "logs": 1}
         self._reset()
 
@@ -268,11 +268,9 @@ class Batcher:
             waiting: list[Any] = []
             for kind, group in groupby(self.spans.copy(), type):
                 items: list[Any] = list(group)
-                chunk = encoded(items) if kind in _ROWS else None
-                if chunk:
-                    items = [chunk]
-                elif kind in _ROWS:
-                    items = [one for one in map(_text_of, items) if one]
+                if kind in _ROWS:
+                    chunk = encoded(items)
+                    items = [chunk] if chunk else list(filter(None, map(_text_of, items)))
                 waiting.extend(items)
             return waiting
 
@@ -430,18 +428,17 @@ class Batcher:
         chunk = encoded(rows)
         if chunk is not None:
             self._row_bytes[name] = max(1, len(chunk) // len(rows))
-            if name == "spans" and self.seen is not None:
-                self.seen.append(chunk)
-            self._add(name, chunk, len(rows))
+            self._put(name, chunk, len(rows))
         else:
             self._row_bytes[name] = CHUNK_BYTES // len(rows)
-            for row in rows:
-                chunk = self._encoded_alone(row)
-                if chunk:
-                    if name == "spans" and self.seen is not None:
-                        self.seen.append(chunk)
-                    self._add(name, chunk, 1)
+            for chunk in filter(None, map(self._encoded_alone, rows)):
+                self._put(name, chunk, 1)
         return len(rows)
+
+    def _put(self, name: str, chunk: bytes, rows: int) -> None:
+        if name == "spans" and self.seen is not None:
+            self.seen.append(chunk)
+        self._add(name, chunk, rows)
 
     def _tell(self, sink: Callable[[Any], None], rows: list[Row]) -> None:
         try:

@@ -38,10 +38,10 @@ def test_two_ranks_in_one_directory(run_program: RunProgram) -> None:
     assert len(run.named("cirron.session")) == 2
     for rank in range(2):
         spans = [span for span in run.spans if span.rank == rank]
-        assert len(spans) == 1 + 1 + 2 * 6
+        assert len(spans) == 1 + 2 + 1 + 2 * 6
         names = {span.name for span in spans}
         assert names == {
-            *("cirron.session", "epoch", "step"),
+            *("cirron.session", "startup", "model", "epoch", "step"),
             *("data_load", "forward", "backward", "collective_wait", "optimizer_step"),
         }
         assert len({span.pid for span in spans}) == 1

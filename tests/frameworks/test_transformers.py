@@ -138,7 +138,7 @@ def test_the_loss_is_the_mean_of_the_group(accumulate: int) -> None:
         expected = model(input_ids=Texts(16).tokens, labels=Texts(16).tokens).loss.item()
     # 4.46 trains with the sum of the group where a model does not count items, and logs it.
     times = accumulate if _OLD and whole[0] > 1.5 * expected else 1
-    assert sum(whole) / 4 == pytest.approx(times * expected, abs=1e-3)
+    assert sum(whole) / 4 == pytest.approx(times * expected, abs=1e-3 if _OLD else 1e-4)
 
 
 def test_the_learning_rate_is_the_one_of_the_step() -> None:

@@ -11,7 +11,7 @@ import click
 from cirron_otel import recovery
 from cirron_otel.cli.forward import PATIENCE_S, otlp_option
 from cirron_otel.cli.screen import Screen, print_json
-from cirron_otel.cli.where import find_spool
+from cirron_otel.cli.where import find_spool, spool_option_as
 from cirron_otel.errors import SpoolError
 from cirron_otel.reading.values import iso_time, local_time, plural, size
 from cirron_otel.spool import Spool, created_ns_of
@@ -19,13 +19,7 @@ from cirron_otel.spool import Spool, created_ns_of
 #: A terminal shows so many of the oldest and newest files.
 _OLDEST, _NEWEST = 3, 17
 
-_dir_option = click.option(
-    "--dir",
-    "--spool",
-    "directory",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
+_dir_option = spool_option_as("--dir", "--spool")
 
 
 @click.group()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from cirron_otel.cli.where import find_spool
+from cirron_otel.cli.where import find_spool, spool_option_as
 from cirron_otel.sinks.tensorboard import TensorBoardSink
 
 _POLL_S = 1.0
@@ -15,15 +15,9 @@ _POLL_S = 1.0
 
 @click.command()
 @click.argument("log_dir", type=click.Path(file_okay=False, path_type=Path))
-@click.option(
-    "--path",
-    "--spool",
-    "--dir",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
+@spool_option_as("--path", "--spool", "--dir")
 @click.option("--follow", is_flag=True, help="Go on with what is recorded, until Ctrl-C.")
-def tensorboard(log_dir: Path, path: str | None, *, follow: bool) -> None:
+def tensorboard(log_dir: Path, directory: str | None, *, follow: bool) -> None:
     """Write recorded marks below LOG_DIR, as event files of TensorBoard.
 
     Each run has a folder, with one for each rank of a distributed run. What an earlier call wrote
@@ -33,7 +27,7 @@ def tensorboard(log_dir: Path, path: str | None, *, follow: bool) -> None:
     def tell(file: Path, error: Exception) -> None:
         click.echo(f"warning: {file.name} is no batch: {error}", err=True)
 
-    spool = find_spool(path, "--path")
+    spool = find_spool(directory, "--path")
     with TensorBoardSink(log_dir, spool.root, on_error=tell) as sink:
         points = sink.update()
         click.echo(f"{points:,} points in {len(sink.folders)} folders below {log_dir}")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
 
@@ -12,15 +14,23 @@ from cirron_otel.spool import Spool
 
 _DEFAULT = ".cirron"
 _VARIABLE = "CIRRON_OUTPUT_DIR"
+_F = TypeVar("_F", bound=Callable[..., Any])
 
-#: Of a command that reads one: to be given to :func:`find_spool`. Either name will do.
-spool_option = click.option(
-    "--spool",
-    "--dir",
-    "directory",
-    metavar="DIR",
-    help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
-)
+
+def spool_option_as(*names: str) -> Callable[[_F], _F]:
+    """The option ``directory`` of a command that reads a spool, for :func:`find_spool`.
+
+    Each of ``names`` will do.
+    """
+    return click.option(
+        *names,
+        "directory",
+        metavar="DIR",
+        help="The output directory or its spool folder [$CIRRON_OUTPUT_DIR, ./.cirron].",
+    )
+
+
+spool_option = spool_option_as("--spool", "--dir")
 
 
 def find_spool(given: str | None, option: str) -> Spool:

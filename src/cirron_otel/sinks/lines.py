@@ -20,7 +20,7 @@ logger = logging.getLogger("cirron_otel.trace")
 Sink = Callable[[Iterable[SpanRecord]], None]
 
 
-def sinks(outputs: Collection[str], own_thread: str = "") -> list[Sink]:
+def sinks(outputs: Collection[str], own_thread: str) -> list[Sink]:
     """The line sinks among ``outputs``; ``own_thread`` is the name of the flush thread."""
     known: dict[str, Sink] = {"log": _Log(own_thread), "stdout": _print}
     return [known[name] for name in outputs if name in known]

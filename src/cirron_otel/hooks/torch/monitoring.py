@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from cirron_otel.hooks.torch.phases import Phases
     from cirron_otel.monitor.front import Monitor
+    from cirron_otel.monitor.stepping import Steps
     from cirron_otel.monitor.structure import Discovery
     from cirron_otel.recorder import Recorder
 
@@ -51,6 +52,7 @@ class Monitoring:
         self._phases = phases
         self._patches = Patches()
         self._is_on = False
+        self._steps: Steps
         self._unwrap: Callable[[object], object]
         self._noted: Callable[[torch.Tensor, object], object]
         self._by_optimizer: dict[int, _Trained] = {}
@@ -84,9 +86,7 @@ class Monitoring:
         for monitor in self.monitors:
             monitor.close()
         if self._is_on:
-            from cirron_otel.monitor import stepping  # noqa: PLC0415 - where asked for
-
-            stepping.steps.release()
+            self._steps.release()
             self._is_on = False
         self._ahead.clear()
         self._by_optimizer.clear()
@@ -99,8 +99,9 @@ class Monitoring:
         from cirron_otel.monitor import modules, pipeline, stepping  # noqa: PLC0415 - where asked for
 
         self._is_on = True
+        self._steps = stepping.steps
         # A monitor may be made while torch goes through its hooks, where none can come or go.
-        stepping.steps.hold()
+        self._steps.hold()
         self._unwrap, self._noted = modules.unwrap_optimizer, pipeline.Noted
         # First of all: others may want to act on what is found.
         self._rec.before_optimizer_step.insert(0, self._stepping)
