@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from cirron_otel import semconv
 from cirron_otel.batch import LogRecord
-from cirron_otel.otlp.announcing import is_long
+from cirron_otel.long_scopes import is_long
 from cirron_otel.scope_base import set_place
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from msgspec import UNSET
 
 from cirron_otel import semconv
 from cirron_otel.batch import Batch, MarkRecord, SpanRecord
-from cirron_otel.otlp.announcing import is_long
+from cirron_otel.long_scopes import is_long
 from cirron_otel.otlp.batches import Later, LaterRow, is_request
 from cirron_otel.otlp.budget import Budget
 from cirron_otel.otlp.ranks import RankLinks, is_session
